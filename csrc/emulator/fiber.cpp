@@ -40,7 +40,6 @@ void* fiber_prepare(char* top, void (*entry)()) {
   // also ends a debugger's walk of the stack.
   auto* sp = reinterpret_cast<std::uintptr_t*>(reinterpret_cast<std::uintptr_t>(top) & ~std::uintptr_t{15});
   *--sp = 0;
-  *--sp = 0;
   *--sp = reinterpret_cast<std::uintptr_t>(entry);
   for (int i = 0; i < 6; ++i) *--sp = 0;
   return sp;

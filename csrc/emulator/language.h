@@ -45,9 +45,9 @@
 
 #define TW_SHARED(type, name, dims)                                                                                  \
   using name##_shared_type = type dims;                                                                              \
-  static const char name##_shared_key = 0;                                                                           \
+  static const char name##_shared_key[] = #name;                                                                     \
   name##_shared_type& name = *static_cast<name##_shared_type*>(                                                      \
-      ::tw::emu::shared_array(&name##_shared_key, sizeof(name##_shared_type),                                        \
+      ::tw::emu::shared_array(name##_shared_key, sizeof(name##_shared_type),                                        \
                               alignof(name##_shared_type) > 16 ? alignof(name##_shared_type) : 16,                   \
                               ::tw::emu::Site::current()))
 #define TW_DYNAMIC_SHARED(type, name) type* name = static_cast<type*>(::tw::emu::dynamic_shared())

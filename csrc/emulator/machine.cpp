@@ -29,8 +29,44 @@ std::string describe_thread(const Block& block, int linear) {
   return text.str();
 }
 
+namespace {
+
+// The array that an offset in the window lies in, or the nearest one before it.
+struct Located {
+  std::string name;
+  std::size_t begin;
+  std::size_t bytes;
+};
+
+Located locate(const Block& block, std::size_t offset) {
+  Located best{"dynamic shared memory", kWindowMargin, block.launch->geometry.shared_bytes};
+  for (std::size_t i = 0; i < block.statics.size(); ++i) {
+    const StaticArray& array = block.statics[i];
+    if (offset + kArrayMargin / 2 < array.offset) continue;
+    if (array.offset >= best.begin) best = Located{"shared array '" + std::string(array.name) + "'", array.offset, array.bytes};
+  }
+  return best;
+}
+
+}  // namespace
+
+std::string describe_shared(const Block& block, std::size_t offset) {
+  const Located array = locate(block, offset);
+  return "byte " + std::to_string(shared_byte(block, offset)) + " of " + array.name + " (" + std::to_string(array.bytes) + " bytes)";
+}
+
+long long shared_byte(const Block& block, std::size_t offset) {
+  return static_cast<long long>(offset) - static_cast<long long>(locate(block, offset).begin);
+}
+
 void fail(const char* kind, const std::string& message, const std::string& place, int other_thread,
           const std::string& other_place, long long byte) {
+#ifdef TW_EMULATOR_CHECKED
+  // Garbage that was read explains most of what goes wrong later.
+  if (here->block->shadow.uninitialized && std::strcmp(kind, "race") != 0 && std::strcmp(kind, "async_copy_not_waited") != 0) {
+    report_uninitialized(*here->block->shadow.uninitialized);
+  }
+#endif
   Thread& thread = *here;
   Block& block = *thread.block;
   Report report;
@@ -68,7 +104,7 @@ std::uint32_t shared_offset(const void* address) {
 
 void* shared_address(std::uint32_t offset) { return here->block->window + offset; }
 
-void* shared_array(const void* key, std::size_t bytes, std::size_t align, Site site) {
+void* shared_array(const char* key, std::size_t bytes, std::size_t align, Site site) {
   Block& block = *here->block;
   for (const StaticArray& array : block.statics) {
     if (array.key == key) return block.window + array.offset;
@@ -88,7 +124,7 @@ void* shared_array(const void* key, std::size_t bytes, std::size_t align, Site s
   }
   const std::size_t offset = round_up(block.window_used + kArrayMargin, align > 128 ? align : 128);
   block.window_used = offset + bytes;
-  block.statics.push_back(StaticArray{key, offset, bytes});
+  block.statics.push_back(StaticArray{key, key, offset, bytes});
   std::memset(block.window + offset, 0xFF, bytes);
 #ifdef TW_EMULATOR_CHECKED
   block.shadow.allocate(offset, bytes);
@@ -102,8 +138,8 @@ void require_aligned(const void* address, std::size_t align, const char* what, S
   const bool shared = is_shared(address);
   fail("misaligned",
        std::string(what) + " needs an address that is a multiple of " + std::to_string(align) + ", got " +
-           (shared ? "byte " + std::to_string(shared_offset(address)) + " of shared memory" : hex(value)),
-       resolve_site(site), -1, {}, shared ? static_cast<long long>(shared_offset(address)) : -1);
+           (shared ? describe_shared(*here->block, shared_offset(address)) : hex(value)),
+       resolve_site(site), -1, {}, shared ? shared_byte(*here->block, shared_offset(address)) : -1);
 }
 
 void require_shared(const void* address, std::size_t bytes, const char* what, Site site) {
@@ -115,9 +151,8 @@ void require_shared(const void* address, std::size_t bytes, const char* what, Si
       if (offset >= array.offset && offset + bytes <= array.offset + array.bytes) return;
     }
     fail("out_of_bounds_shared",
-         std::string(what) + " of " + std::to_string(bytes) + " bytes at byte " + std::to_string(offset) +
-             " of the window, outside the block's shared arrays",
-         resolve_site(site), -1, {}, static_cast<long long>(offset));
+         std::string(what) + " of " + std::to_string(bytes) + " bytes at " + describe_shared(block, offset),
+         resolve_site(site), -1, {}, shared_byte(block, offset));
   }
   fail("not_shared", std::string(what) + " takes an address in shared memory, got " +
                          hex(reinterpret_cast<std::uintptr_t>(address)),
@@ -141,7 +176,7 @@ void order_atomic(const void* address) {
 void note_read(const Thread&, const void*, std::size_t, const char*, Site) {}
 void note_write(const Thread&, const void*, std::size_t, const char*, Site) {}
 void note_atomic(const void*, std::size_t, bool, Site) {}
-void note_fence() {}
+void note_fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 // Without the checker a copy lands at once: the earliest moment that the hardware allows.
 void async_copy(void* destination, const void* source, unsigned bytes, unsigned source_bytes, Site site) {

@@ -90,6 +90,7 @@ struct Barrier {
 
 struct StaticArray {
   const void* key;
+  const char* name;
   std::size_t offset;  // in the window
   std::size_t bytes;
 };
@@ -126,9 +127,9 @@ extern __thread Thread* here __attribute__((tls_model("initial-exec")));
 
 // --- what device code calls ------------------------------------------------------------------------------------------
 
+// The number of threads whose predicate was true.
 int barrier_sync(unsigned id, unsigned threads, bool predicate, const char* what, Site site);
 void barrier_arrive(unsigned id, unsigned threads, Site site);
-// How a barrier with a predicate answers: from the number of threads for which it was true.
 void warp_sync(std::uint32_t mask, WarpFunction function, void* args, bool orders_memory, const char* what, Site site);
 void grid_sync(Site site);
 
@@ -140,7 +141,8 @@ void order_atomic(const void* address);
 void note_atomic(const void* address, std::size_t bytes, bool writes, Site site);
 void note_fence();
 
-void* shared_array(const void* key, std::size_t bytes, std::size_t align, Site site);
+// `key` is the array's name, in storage of its own: its address tells arrays of the same name apart.
+void* shared_array(const char* key, std::size_t bytes, std::size_t align, Site site);
 void* dynamic_shared();
 std::uint32_t shared_offset(const void* address);  // what __cvta_generic_to_shared gives
 void* shared_address(std::uint32_t offset);
@@ -164,5 +166,8 @@ Thread& lane_thread(unsigned lane);
 [[noreturn]] void fail(const char* kind, const std::string& message, const std::string& place, int other_thread = -1,
                        const std::string& other_place = {}, long long byte = -1);
 std::string describe_thread(const Block& block, int linear);
+// "byte 12 of dynamic shared memory"; the offset is the window's.
+std::string describe_shared(const Block& block, std::size_t offset);
+long long shared_byte(const Block& block, std::size_t offset);  // that 12
 
 }  // namespace tw::emu

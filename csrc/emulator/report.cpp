@@ -49,8 +49,11 @@ std::string resolve_address(std::uintptr_t pc) {
     raw << info.dli_fname << "+0x" << std::hex << offset << " (addr2line of binutils would name the line)";
     return raw.str();
   }
-  std::string text = chain[0];
-  for (std::size_t i = 1; i < chain.size(); ++i) text += " < " + chain[i];
+  // Loads through the emulator's own headers (__ldg) are the caller's.
+  std::size_t first = 0;
+  while (first + 1 < chain.size() && chain[first].rfind("csrc/emulator/", 0) == 0) ++first;
+  std::string text = chain[first];
+  for (std::size_t i = first + 1; i < chain.size(); ++i) text += " < " + chain[i];
   return text;
 }
 

@@ -132,8 +132,19 @@ void fiber_main() {
       continue;  // the same stack runs the next thread: a kernel without barriers never switches
     }
     if (next == nullptr) {
+#ifdef TW_EMULATOR_CHECKED
       for (std::size_t i = 0; i < worker.group_size; ++i) {
-        if (worker.group[i]->live != 0) report_stuck(worker);
+        Block& ended = *worker.group[i];
+        if (ended.live != 0 || !ended.shadow.uninitialized) continue;
+        thread.stack = stack;
+        here = &ended.threads[0];
+        report_uninitialized(*ended.shadow.uninitialized);
+      }
+#endif
+      for (std::size_t i = 0; i < worker.group_size; ++i) {
+        if (worker.group[i]->live == 0) continue;
+        thread.stack = stack;
+        report_stuck(worker);
       }
       worker.stacks.give_back(stack);
       end_group(worker, nullptr);

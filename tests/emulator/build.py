@@ -69,11 +69,13 @@ def build(name: str, sources: list[Path], variant: str = "plain") -> Path:
         raise RuntimeError("no CUDA headers: set CUDA_HOME, or install nvidia-cuda-runtime")
     common, traced = VARIANTS[variant]
     flags = [*BASE, *common, f"-I{ROOT / 'csrc'}", f"-I{ROOT}", "-isystem", str(include)]
+    name = f"{name}_{variant}"
     binding = [*flags, f"-DTW_MODULE={name}", f"-I{sysconfig.get_paths()['include']}", f"-I{pybind11.get_include()}"]
-    shared, own = CACHE / variant, CACHE / f"{name}-{variant}"
+    shared, own = CACHE / variant, CACHE / name
     shared.mkdir(parents=True, exist_ok=True)
     own.mkdir(parents=True, exist_ok=True)
-    jobs = [(shared / f"{s.stem}.o", s, flags) for s in sorted((ROOT / "csrc" / "emulator").glob("*.cpp"))]
+    host = [*(ROOT / "csrc" / "emulator").glob("*.cpp"), *(ROOT / "csrc" / "cuda").rglob("*_host.cpp")]
+    jobs = [(shared / f"{s.stem}.o", s, flags) for s in sorted(host)]
     jobs.append((own / "binding.o", ROOT / "bindings" / "emulator.cpp", binding))
     jobs += [(own / f"{s.stem}.o", s, flags + traced) for s in sources]
     module = own / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
@@ -91,7 +93,7 @@ def build(name: str, sources: list[Path], variant: str = "plain") -> Path:
 
 def load(name: str, sources: list[Path], variant: str = "plain") -> ModuleType:
     """`build`, then import."""
-    spec = importlib.util.spec_from_file_location(name, build(name, sources, variant))
+    spec = importlib.util.spec_from_file_location(f"{name}_{variant}", build(name, sources, variant))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -36,11 +36,8 @@ inline int __syncthreads_and(int predicate, tw::emu::Site site = tw::emu::Site::
 }
 
 inline void __threadfence_block() { tw::emu::note_fence(); }
-inline void __threadfence() {
-  __atomic_thread_fence(__ATOMIC_SEQ_CST);
-  tw::emu::note_fence();
-}
-inline void __threadfence_system() { __threadfence(); }
+inline void __threadfence() { tw::emu::note_fence(); }
+inline void __threadfence_system() { tw::emu::note_fence(); }
 
 // Time passes, but tells nothing about a device.
 inline long long clock64() {

@@ -29,7 +29,7 @@ TW_UNTRACED void run_shuffle(void* const* args, std::uint32_t mask) {
 
 template <class T>
 T shuffle(unsigned mask, T value, unsigned source, const char* what, Site site) {
-  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 8, "shuffles move 2, 4 or 8 bytes");
+  static_assert(sizeof(T) <= 8, "shuffles move 2, 4 or 8 bytes");
   Shuffle<T> args{value, value, source};
   warp_sync(mask, run_shuffle<T>, &args, false, what, site);
   return args.result;
