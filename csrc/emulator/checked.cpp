@@ -52,6 +52,12 @@ const std::vector<Segment>& own_segments() {
 void check_global(Thread& thread, std::uintptr_t address, std::size_t bytes, bool writes, Where where) {
   const auto bottom = reinterpret_cast<std::uintptr_t>(thread.stack->bottom);
   if (address - bottom < thread.stack->size + 16384) return;
+  // threadIdx and its like are members of the thread and its block, found through `here`.
+  if (address == reinterpret_cast<std::uintptr_t>(&here)) return;
+  const Block& block = *thread.block;
+  if (address - reinterpret_cast<std::uintptr_t>(&block) < sizeof(Block)) return;
+  if (address - reinterpret_cast<std::uintptr_t>(block.threads.data()) < block.threads.size() * sizeof(Thread)) return;
+  if (address < 65536) return;  // a null pointer: the fault will say so
   const Buffer* nearest = nullptr;
   std::uintptr_t distance = ~std::uintptr_t{0};
   for (const Buffer& buffer : buffers()) {

@@ -26,10 +26,26 @@ bool on_stack(const Stack* stack, std::uintptr_t address) {
   return address < bottom && bottom - address <= 65536;
 }
 
+// The faulting line. A fault inside the emulator's own code is its caller's: the return addresses above it on the stack tell.
+std::string faulting_place(const Worker& worker, const Thread& thread) {
+  const std::string direct = resolve_address(worker.fault_pc + 1);
+  if (direct.rfind("csrc/emulator/", 0) != 0 || thread.stack == nullptr) return direct;
+  const auto bottom = reinterpret_cast<std::uintptr_t>(thread.stack->bottom);
+  const auto top = bottom + thread.stack->size;
+  std::uintptr_t at = worker.fault_sp > bottom ? worker.fault_sp & ~std::uintptr_t{7} : bottom;
+  for (int words = 0; words < 64 && at + 8 <= top; ++words, at += 8) {
+    const std::string place = resolve_address(*reinterpret_cast<const std::uintptr_t*>(at));
+    if (place.rfind("csrc/", 0) == 0 || place.rfind("tests/", 0) == 0) {
+      if (place.rfind("csrc/emulator/", 0) != 0) return place;
+    }
+  }
+  return direct;
+}
+
 void fault_landing() {
   Worker& worker = *this_worker;
   const Thread& thread = *here;
-  const std::string place = resolve_address(worker.fault_pc + 1);
+  const std::string place = faulting_place(worker, thread);
   std::ostringstream address;
   address << "0x" << std::hex << worker.fault_address;
   if (worker.fault_signal == watchdog_signal()) {
@@ -61,10 +77,12 @@ void handler(int signal, siginfo_t* info, void* raw) {
   worker->fault_address = signal == watchdog_signal() ? 0 : reinterpret_cast<std::uintptr_t>(info->si_addr);
 #if defined(__x86_64__)
   worker->fault_pc = static_cast<std::uintptr_t>(context->uc_mcontext.gregs[REG_RIP]);
+  worker->fault_sp = static_cast<std::uintptr_t>(context->uc_mcontext.gregs[REG_RSP]);
   context->uc_mcontext.gregs[REG_RSP] = static_cast<greg_t>(top - 8);
   context->uc_mcontext.gregs[REG_RIP] = reinterpret_cast<greg_t>(&fault_landing);
 #elif defined(__aarch64__)
   worker->fault_pc = context->uc_mcontext.pc;
+  worker->fault_sp = context->uc_mcontext.sp;
   context->uc_mcontext.sp = top;
   context->uc_mcontext.pc = reinterpret_cast<std::uintptr_t>(&fault_landing);
 #endif

@@ -48,6 +48,7 @@ struct Worker {
   // Set by the signal handlers: what the fault was, and where.
   int fault_signal = 0;
   std::uintptr_t fault_pc = 0;
+  std::uintptr_t fault_sp = 0;
   std::uintptr_t fault_address = 0;
   char* fault_stack = nullptr;
 

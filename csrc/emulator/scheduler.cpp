@@ -77,6 +77,24 @@ Thread* pick(Block& block, unsigned warp, unsigned lane) {
   return take(block, warp, next_bit(block.runnable[warp], 0));
 }
 
+// For a thread that polls: everybody else gets a turn first, other resident blocks now and then.
+Thread* pick_fairly(Worker& worker, Block& block, const Thread& thread) {
+  if (block.launch->settings.random_order && worker.group_size == 1) return pick(block, 0, 0);
+  if (worker.group_size > 1 && block.spins % 64 == 0) {
+    for (std::size_t i = 1; i < worker.group_size; ++i) {
+      const std::size_t at = (worker.group_current + i) % worker.group_size;
+      if (Thread* next = pick(*worker.group[at], 0, 31)) {
+        worker.group_current = at;
+        return next;
+      }
+    }
+  }
+  const std::uint32_t above = thread.lane < 31 ? block.runnable[thread.warp] & (~0u << (thread.lane + 1)) : 0;
+  if (above != 0) return take(block, thread.warp, next_bit(above, 0));
+  const unsigned warp = next_bit(block.runnable_warps, thread.warp + 1);
+  return take(block, warp, next_bit(block.runnable[warp], 0));
+}
+
 Thread* pick_in_group(Worker& worker, Block& block, unsigned warp, unsigned lane) {
   if (Thread* next = pick(block, warp, lane)) return next;
   for (std::size_t i = 1; i < worker.group_size; ++i) {
@@ -474,7 +492,7 @@ void poll(const char* what, Site site) {
          resolve_site(site));
   }
   block.make_runnable(thread);
-  Thread* next = pick_in_group(*block.worker, block, thread.warp, thread.lane);
+  Thread* next = pick_fairly(*block.worker, block, thread);
   jump(thread, next);
   if (next == &thread) sched_yield();  // what it waits for can only come from a block on another worker
 }

@@ -39,6 +39,11 @@ std::vector<Site> sites;
 constexpr Where kIsSite = 0x80000000u;
 const char anchor = 0;  // code addresses are kept relative to this module
 
+const char* name_of(Access kind) {
+  static const char* const kNames[] = {"read", "write", "atomic update"};
+  return kNames[static_cast<int>(kind)];
+}
+
 }  // namespace
 
 void ThreadClock::restart() {
@@ -112,36 +117,39 @@ void Shadow::allocate(std::size_t offset, std::size_t bytes) {
   for (std::size_t i = 0; i < bytes; ++i) cells_[offset + i].flags = kAllocated;
 }
 
-void Shadow::check_writer(Thread& thread, const Cell& cell, std::size_t offset, const char* does, bool atomic, Where where) {
+void Shadow::check_writer(Thread& thread, const Cell& cell, std::size_t offset, const char* does, Where where) {
   if ((cell.flags & kWritten) == 0 || cell.writer == thread.linear) return;
   if (thread.clock.knows(cell.writer, cell.write_tick)) return;
-  (void)atomic;
   here = &thread;
   fail("race", std::string(does) + " of " + describe_shared(*thread.block, offset) + ", which another thread wrote with no barrier between",
        resolve(where), cell.writer, resolve(cell.write_where), shared_byte(*thread.block, offset));
 }
 
-void Shadow::check_readers(Thread& thread, const Cell& cell, std::size_t offset, const char* does, bool only_atomics, Where where) {
-  const auto check = [&](std::uint32_t reader, std::uint32_t tick, bool atomic, Where read_where) {
-    if (reader == thread.linear || (only_atomics && !atomic) || thread.clock.knows(reader, tick)) return;
+// A write conflicts with every earlier access, a read with atomics, an atomic with reads.
+void Shadow::check_readers(Thread& thread, const Cell& cell, std::size_t offset, Access kind, Where where) {
+  const auto check = [&](const Reader& reader) {
+    if (reader.thread == thread.linear || thread.clock.knows(reader.thread, reader.tick)) return;
+    if (kind != Access::kWrite && reader.atomic == (kind == Access::kAtomic)) return;
     here = &thread;
-    fail("race", std::string(does) + " of " + describe_shared(*thread.block, offset) + ", which another thread " +
-                     (atomic ? "updated atomically" : "read") + " with no barrier between",
-         resolve(where), static_cast<int>(reader), resolve(read_where), shared_byte(*thread.block, offset));
+    fail("race", std::string(name_of(kind)) + " of " + describe_shared(*thread.block, offset) + ", which another thread " +
+                     (reader.atomic ? "updated atomically" : "read") + " with no barrier between",
+         resolve(where), static_cast<int>(reader.thread), resolve(reader.where), shared_byte(*thread.block, offset));
   };
-  if (cell.read) check(cell.reader, cell.read_tick, cell.read_atomic, cell.read_where);
+  if (cell.read) check(Reader{cell.read_tick, cell.read_where, cell.reader, cell.read_atomic});
   if (cell.more != 0) {
-    for (const Reader& reader : more_[cell.more - 1]) check(reader.thread, reader.tick, reader.atomic, reader.where);
+    for (const Reader& reader : more_[cell.more - 1]) check(reader);
   }
 }
 
-// Keeps the readers that no later access is known to be ordered after; the usual cell has one.
+// Keeps the readers that no later access is known to be ordered after; the usual cell has one. A reader makes an earlier
+// one of its own kind superfluous if it knows of it: whoever is ordered after the later one is after both.
 void Shadow::add_reader(Thread& thread, Cell& cell, bool atomic, Where where) {
-  if (!cell.read || ((cell.reader == thread.linear || thread.clock.knows(cell.reader, cell.read_tick)) &&
-                     (atomic || !cell.read_atomic || cell.reader != thread.linear))) {
+  const Reader fresh{thread.clock.own, where, static_cast<std::uint16_t>(thread.linear), atomic};
+  if (!cell.read || (cell.read_atomic == atomic &&
+                     (cell.reader == thread.linear || thread.clock.knows(cell.reader, cell.read_tick)))) {
     cell.read = true;
-    cell.reader = static_cast<std::uint16_t>(thread.linear);
-    cell.read_tick = thread.clock.own;
+    cell.reader = fresh.thread;
+    cell.read_tick = fresh.tick;
     cell.read_where = where;
     cell.read_atomic = atomic;
     return;
@@ -152,17 +160,16 @@ void Shadow::add_reader(Thread& thread, Cell& cell, bool atomic, Where where) {
     cell.more = static_cast<std::uint32_t>(++more_used_);
   }
   std::vector<Reader>& readers = more_[cell.more - 1];
-  const Reader fresh{thread.clock.own, where, static_cast<std::uint16_t>(thread.linear), atomic};
   if (!readers.empty() && readers.back().thread == fresh.thread && readers.back().atomic == atomic) {
     readers.back() = fresh;
     return;
   }
   if (readers.size() >= 16 && (readers.size() & (readers.size() - 1)) == 0) {
-    // At each doubling, forget what this thread's knowledge makes superfluous, and all but a thread's latest read.
+    // At each doubling, drop what is superfluous by now: all but a thread's latest access of a kind among it.
     bool latest[kMaxThreads][2] = {};
     std::vector<Reader> kept;
     for (auto it = readers.rbegin(); it != readers.rend(); ++it) {
-      if (latest[it->thread][it->atomic] || thread.clock.knows(it->thread, it->tick)) continue;
+      if (latest[it->thread][it->atomic] || (it->atomic == atomic && thread.clock.knows(it->thread, it->tick))) continue;
       latest[it->thread][it->atomic] = true;
       kept.push_back(*it);
     }
@@ -182,8 +189,7 @@ void Shadow::wrote(Thread& thread, Cell& cell, Where where) {
 }
 
 void Shadow::access(Thread& thread, std::size_t offset, std::size_t bytes, Access kind, Where where) {
-  static const char* const kNames[] = {"read", "write", "atomic update"};
-  const char* does = kNames[static_cast<int>(kind)];
+  const char* does = name_of(kind);
   for (std::size_t i = 0; i < bytes; ++i) {
     if (offset + i >= kWindowBytes || (cells_[offset + i].flags & kAllocated) == 0) {
       here = &thread;
@@ -199,27 +205,26 @@ void Shadow::access(Thread& thread, std::size_t offset, std::size_t bytes, Acces
                ", while a cp.async into it has not been waited for by the thread that issued it",
            resolve(where), cell.writer, resolve(cell.write_where), shared_byte(*thread.block, offset + i));
     }
-    check_writer(thread, cell, offset + i, does, kind == Access::kAtomic, where);
+    check_writer(thread, cell, offset + i, does, where);
     switch (kind) {
       case Access::kRead:
-        if ((cell.flags & kAtomicReaders) != 0) check_readers(thread, cell, offset + i, does, true, where);
+        if ((cell.flags & kAtomicReaders) != 0) check_readers(thread, cell, offset + i, kind, where);
         if ((cell.flags & kInitialized) == 0 && !uninitialized) {
           uninitialized = Uninitialized{thread.linear, offset + i, bytes, where};
         }
         add_reader(thread, cell, false, where);
         break;
-      case Access::kAtomic: {
+      case Access::kAtomic:
         // Atomics are kept as readers: they do not conflict with each other, but with every plain access.
         if ((cell.flags & kInitialized) == 0 && !uninitialized) {
           uninitialized = Uninitialized{thread.linear, offset + i, bytes, where};
         }
-        if (cell.read && !cell.read_atomic) check_readers(thread, cell, offset + i, does, false, where);
+        check_readers(thread, cell, offset + i, kind, where);
         add_reader(thread, cell, true, where);
         cell.flags |= kAtomicReaders;
         break;
-      }
       case Access::kWrite:
-        check_readers(thread, cell, offset + i, does, false, where);
+        check_readers(thread, cell, offset + i, kind, where);
         wrote(thread, cell, where);
         break;
     }

@@ -97,8 +97,8 @@ class Shadow {
     bool read_atomic;
   };
   Cell& cell(std::size_t offset) { return cells_[offset]; }
-  void check_writer(Thread& thread, const Cell& cell, std::size_t offset, const char* does, bool atomic, Where where);
-  void check_readers(Thread& thread, const Cell& cell, std::size_t offset, const char* does, bool only_atomics, Where where);
+  void check_writer(Thread& thread, const Cell& cell, std::size_t offset, const char* does, Where where);
+  void check_readers(Thread& thread, const Cell& cell, std::size_t offset, Access kind, Where where);
   void add_reader(Thread& thread, Cell& cell, bool atomic, Where where);
   void wrote(Thread& thread, Cell& cell, Where where);
 
