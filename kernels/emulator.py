@@ -5,8 +5,8 @@
     emulator = load()                        # or load(checked=True)
     emulator.launch("vector_add", (blocks, 1, 1), (256, 1, 1), shared_bytes, stream, bytes(params))
 
-`params` are the bytes of the kernel's parameter struct; a `ctypes.Structure` with the same fields gives them. Every pointer is
-an address on this machine, so CPU tensors are passed as `tensor.data_ptr()`.
+`params` are the bytes of the kernel's parameter struct; a `ctypes.Structure` with the same fields gives them. Every
+pointer is an address on this machine, so CPU tensors are passed as `tensor.data_ptr()`.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ KINDS = (
 class EmulatorError(RuntimeError):
     """A kernel did something wrong. The text names kernel, source line, both threads and the byte.
 
-    Attributes: `kind` (one of KINDS), `kernel`, `block` (x, y, z), `thread` and `other_thread` (linear indices in the block;
-    None where there is no other), `place` and `other_place` ("file:line", followed by the callers it is inlined into), `byte`
-    (offset in the block's window of shared memory, or None).
+    Attributes: `kind` (one of KINDS), `kernel`, `block` (x, y, z), `thread` and `other_thread` (linear indices in the
+    block; None where there is no other), `place` and `other_place` ("file:line", followed by the callers it is inlined
+    into), `byte` (offset in the shared array that the text names, or None).
     """
 
     kind: str = ""
@@ -75,8 +75,8 @@ def load(checked: bool = False) -> ModuleType:
         return adopt(importlib.import_module(f".{name}", __package__))
     except ImportError as error:
         raise ImportError(
-            f"{name} is not built ({error}). `python setup.py build_ext --inplace` builds it where the CUDA headers are found: "
-            "a toolkit (CUDA_HOME), or a pip package that brings them (nvidia-cuda-runtime)."
+            f"{name} is not built ({error}). `python setup.py build_ext --inplace` builds it where the CUDA headers are "
+            "found: a toolkit (CUDA_HOME) or a pip package with them (nvidia-cuda-runtime)."
         ) from error
 
 

@@ -9,16 +9,16 @@
 
 #if defined(__CUDACC__)
 
-#if defined(__CUDACC_RTC__)
+#if defined(__CUDACC_RTC__)  // the same types as libcu++ gives them there
 typedef signed char int8_t;
 typedef unsigned char uint8_t;
 typedef short int16_t;
 typedef unsigned short uint16_t;
 typedef int int32_t;
 typedef unsigned int uint32_t;
-typedef long int64_t;
-typedef unsigned long uint64_t;
-typedef unsigned long uintptr_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+typedef unsigned long long uintptr_t;
 typedef unsigned long size_t;
 #else
 #include <cstddef>

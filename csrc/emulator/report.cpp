@@ -3,8 +3,9 @@
 #include <dlfcn.h>
 
 #include <cstdio>
-#include <cstring>
+#include <mutex>
 #include <sstream>
+#include <unordered_map>
 #include <vector>
 
 namespace tw::emu {
@@ -20,14 +21,7 @@ std::string shorten(const std::string& path) {
   return path;
 }
 
-}  // namespace
-
-std::string resolve_site(const Site& site) {
-  if (site.file == nullptr) return "an unknown place";
-  return shorten(site.file) + ":" + std::to_string(site.line);
-}
-
-std::string resolve_address(std::uintptr_t pc) {
+std::string look_up(std::uintptr_t pc) {
   Dl_info info{};
   if (dladdr(reinterpret_cast<void*>(pc), &info) == 0 || info.dli_fname == nullptr) return "an unknown place";
   // A return address lies behind its call: one byte back is inside it.
@@ -55,6 +49,22 @@ std::string resolve_address(std::uintptr_t pc) {
   std::string text = chain[first];
   for (std::size_t i = first + 1; i < chain.size(); ++i) text += " < " + chain[i];
   return text;
+}
+
+}  // namespace
+
+std::string resolve_address(std::uintptr_t pc) {
+  static std::mutex mutex;
+  static std::unordered_map<std::uintptr_t, std::string> known;  // a lookup starts a process
+  const std::lock_guard<std::mutex> lock(mutex);
+  auto found = known.find(pc);
+  if (found == known.end()) found = known.emplace(pc, look_up(pc)).first;
+  return found->second;
+}
+
+std::string resolve_site(const Site& site) {
+  if (site.file == nullptr) return "an unknown place";
+  return shorten(site.file) + ":" + std::to_string(site.line);
 }
 
 }  // namespace tw::emu

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -21,16 +22,34 @@ from kernels.emulator import adopt
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "emulator"
 
-BASE = ["-std=c++17", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra"]
+BASE = ["-std=c++17", "-g", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra"]
 BASE += ["-Wno-unused-parameter", "-Wno-unknown-pragmas"]
-# The checked build traces the kernels' loads and stores with the compiler's own instrumentation; the emulator brings the
-# functions that it calls, so no sanitizer library is linked.
-TRACED = ["-O1", "-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0", "--param=tsan-distinguish-volatile=1"]
+# The checked build traces the kernels' loads and stores with the compiler's own instrumentation; the emulator brings
+# the functions that it calls, so no sanitizer library is linked. Without scalar replacement a 16-byte load stays one.
+TRACED = [
+    "-O1",
+    "-fsanitize=thread",
+    "--param=tsan-instrument-func-entry-exit=0",
+    "--param=tsan-distinguish-volatile=1",
+]
 TRACED += ["-fsanitize=alignment,bounds", "-fno-tree-sra"]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Flags by what is compiled: everything, the emulator itself, kernels; and the linker's."""
+
+    everything: tuple[str, ...] = ()
+    emulator: tuple[str, ...] = ("-O2",)
+    kernels: tuple[str, ...] = ("-O2",)
+    link: tuple[str, ...] = ()
+
+
+ASAN = ("-O1", "-fsanitize=address", "-fno-omit-frame-pointer")
 VARIANTS = {
-    "plain": ([], []),
-    "checked": (["-DTW_EMULATOR_CHECKED"], TRACED),
-    "asan": (["-fsanitize=address", "-fno-omit-frame-pointer"], []),
+    "plain": Variant(),
+    "checked": Variant(("-DTW_EMULATOR_CHECKED",), kernels=tuple(TRACED)),
+    "asan": Variant(emulator=ASAN, kernels=ASAN, link=("-fsanitize=address",)),
 }
 
 
@@ -52,7 +71,19 @@ def _stale(target: Path, command: list[str]) -> bool:
 
 
 def _compile(target: Path, source: Path, flags: list[str]) -> bool:
-    command = ["g++", *flags, "-MMD", "-MF", str(target.with_suffix(".d")), "-x", "c++", "-c", str(source), "-o", str(target)]
+    command = [
+        "g++",
+        *flags,
+        "-MMD",
+        "-MF",
+        str(target.with_suffix(".d")),
+        "-x",
+        "c++",
+        "-c",
+        str(source),
+        "-o",
+        str(target),
+    ]
     if not _stale(target, command):
         return False
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
@@ -67,17 +98,23 @@ def build(name: str, sources: list[Path], variant: str = "plain") -> Path:
     include = cuda_include()
     if include is None:
         raise RuntimeError("no CUDA headers: set CUDA_HOME, or install nvidia-cuda-runtime")
-    common, traced = VARIANTS[variant]
-    flags = [*BASE, *common, f"-I{ROOT / 'csrc'}", f"-I{ROOT}", "-isystem", str(include)]
+    chosen = VARIANTS[variant]
+    flags = [*BASE, *chosen.everything, f"-I{ROOT / 'csrc'}", f"-I{ROOT}", "-isystem", str(include)]
     name = f"{name}_{variant}"
-    binding = [*flags, f"-DTW_MODULE={name}", f"-I{sysconfig.get_paths()['include']}", f"-I{pybind11.get_include()}"]
+    binding = [
+        *flags,
+        "-O1",
+        f"-DTW_MODULE={name}",
+        f"-I{sysconfig.get_paths()['include']}",
+        f"-I{pybind11.get_include()}",
+    ]
     shared, own = CACHE / variant, CACHE / name
     shared.mkdir(parents=True, exist_ok=True)
     own.mkdir(parents=True, exist_ok=True)
     host = [*(ROOT / "csrc" / "emulator").glob("*.cpp"), *(ROOT / "csrc" / "cuda").rglob("*_host.cpp")]
-    jobs = [(shared / f"{s.stem}.o", s, flags) for s in sorted(host)]
+    jobs = [(shared / f"{s.stem}.o", s, [*flags, *chosen.emulator]) for s in sorted(host)]
     jobs.append((own / "binding.o", ROOT / "bindings" / "emulator.cpp", binding))
-    jobs += [(own / f"{s.stem}.o", s, flags + traced) for s in sources]
+    jobs += [(own / f"{s.stem}.o", s, [*flags, *chosen.kernels]) for s in sources]
     module = own / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -86,8 +123,7 @@ def build(name: str, sources: list[Path], variant: str = "plain") -> Path:
         objects = [str(target) for target, _, _ in jobs]
         newest = max(Path(o).stat().st_mtime for o in objects)
         if any(rebuilt) or not module.exists() or module.stat().st_mtime < newest:
-            extra = ["-fsanitize=address"] if variant == "asan" else []
-            subprocess.run(["g++", "-shared", *extra, *objects, "-o", str(module), "-pthread"], check=True)
+            subprocess.run(["g++", "-shared", *chosen.link, *objects, "-o", str(module), "-pthread"], check=True)
     return module
 
 

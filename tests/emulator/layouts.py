@@ -1,10 +1,10 @@
 """Fragment layouts of mma and ldmatrix, derived a second time and in another way than csrc/cuda/ptx/mma_host.cpp.
 
-The C++ model scatters each register to a (row, column) by one formula for all widths. Here a layout is a function from (thread,
-value) to a position, written in the algebra of shapes and strides that CUTLASS uses: thread and value indices are split into digits
-by a shape (first digit fastest), and each digit advances the position by a stride. Positions count down the columns of the tile, so
-for M x K: position = m + M*k. The tables below were worked out by hand from the instruction's figures, per instruction, and the tests
-hold the two against each other, and both against a plain matrix product.
+The C++ model scatters each register to a (row, column) by one formula for all widths. Here a layout is a function from
+(thread, value) to a position, written in the algebra of shapes and strides that CUTLASS uses: thread and value indices
+are split into digits by a shape (first digit fastest), and each digit advances the position by a stride. Positions
+count down the columns of the tile, so for M x K: position = m + M*k. The tables below were worked out by hand from the
+instruction's figures, per instruction; the tests hold the two against each other, and both against a matrix product.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class Layout:
         return offset
 
     def position(self, thread: int, value: int) -> int:
-        return self._offset(thread, self.thread_shape, self.thread_stride) + self._offset(value, self.value_shape, self.value_stride)
+        return self._offset(thread, self.thread_shape, self.thread_stride) + self._offset(
+            value, self.value_shape, self.value_stride
+        )
 
     def values(self) -> int:
         return int(np.prod(self.value_shape))

@@ -1,4 +1,4 @@
-"""The checker catches what it claims: each broken kernel is reported by the detector meant for it, whatever the order of fibers.
+"""The checker catches what it claims: each broken kernel is reported by the detector meant for it, in any order.
 
 Every case runs in 20 seeds (and in order); its corrected twin must pass all of them without a report.
 """
@@ -59,7 +59,9 @@ SOURCE = [line for path in BROKEN for line in path.read_text().splitlines()]
 def launch(module, name: str, threads: int, seed: int | None) -> None:
     a = torch.arange(128, dtype=torch.int32)
     out = torch.zeros(128, dtype=torch.int32)
-    n = {"global_off_by_one": 32, "local_off_by_one": 4, "return_before_barrier": 40}.get(name.split("_", 1)[1], threads)
+    n = {"global_off_by_one": 32, "local_off_by_one": 4, "return_before_barrier": 40}.get(
+        name.split("_", 1)[1], threads
+    )
     shared = threads * 4 * (8 if "misaligned_shared" in name else 1)
     used = n if "global_off_by_one" in name else 128
     with schedule(module, seed), only_buffers(module, [("a", a[:used], False), ("out", out[:used], True)]):

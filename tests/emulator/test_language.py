@@ -20,7 +20,7 @@ TYPES = {
 
 
 def shuffle_source(op: int, lane: int, arg: int, width: int) -> int:
-    """The lane that is read, by the CUDA guide's words: a segment of `width` lanes; whoever points outside keeps its own."""
+    """The lane that is read, in segments of `width` lanes; whoever points outside its own keeps its value."""
     start = lane // width * width
     if op == 0:
         return start + arg % width
@@ -95,7 +95,15 @@ def test_indices(emulator):
 @pytest.mark.parametrize("threads", [32, 64, 1024])
 def test_block_barriers_that_reduce(emulator, threads, mask):
     a = words(threads) & 0xFFFF
-    out = run(emulator, "block_reduce", torch.zeros(threads, 4, dtype=torch.int32), a, block=threads, shared=4 * threads, arg=mask)
+    out = run(
+        emulator,
+        "block_reduce",
+        torch.zeros(threads, 4, dtype=torch.int32),
+        a,
+        block=threads,
+        shared=4 * threads,
+        arg=mask,
+    )
     true = (a & mask) != 0
     expected = torch.tensor([true.sum(), true.any(), true.all(), a.sum()], dtype=torch.int32)
     assert torch.equal(out, expected.expand(threads, 4))
@@ -154,7 +162,10 @@ def test_atomics_on_words(emulator, op):
         assert (out[word].item() if op < 100 else out[word].item() % 2**32) == value
 
 
-@pytest.mark.parametrize(("kind", "dtype"), [("f32", torch.float32), ("f64", torch.float64), ("f16", torch.float16), ("bf16", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [("f32", torch.float32), ("f64", torch.float64), ("f16", torch.float16), ("bf16", torch.bfloat16)],
+)
 def test_atomic_sums_are_added_in_the_order_of_threads(emulator, kind, dtype):
     a = torch.randn(8 * 64, generator=torch.Generator().manual_seed(1)).to(dtype)
     out = run(emulator, f"atomic_sum_{kind}", torch.zeros(3, dtype=dtype), a, grid=8, block=64, n=3)
@@ -166,7 +177,10 @@ def test_atomic_sums_are_added_in_the_order_of_threads(emulator, kind, dtype):
 
 def test_atomic_sums_of_pairs_and_of_64_bits(emulator):
     pairs = torch.randint(0, 8, (64, 2)).to(torch.bfloat16)
-    assert torch.equal(run(emulator, "atomic_sum_bf16x2", torch.zeros(1, 2, dtype=torch.bfloat16), pairs, block=64, n=1)[0], pairs.sum(0))
+    assert torch.equal(
+        run(emulator, "atomic_sum_bf16x2", torch.zeros(1, 2, dtype=torch.bfloat16), pairs, block=64, n=1)[0],
+        pairs.sum(0),
+    )
     large = torch.full((64,), 2**40, dtype=torch.int64)
     assert run(emulator, "atomic_sum_u64", torch.zeros(1, dtype=torch.int64), large, block=64, n=1).item() == 2**46
 
@@ -266,7 +280,15 @@ def byte_perm(x: int, y: int) -> int:
 
 
 def dp4a(x: int, y: int, c: int, kind: type) -> int:
-    return int(np.dot(np.array([x], np.uint32).view(kind).astype(np.int64), np.array([y], np.uint32).view(kind).astype(np.int64))) + c
+    return (
+        int(
+            np.dot(
+                np.array([x], np.uint32).view(kind).astype(np.int64),
+                np.array([y], np.uint32).view(kind).astype(np.int64),
+            )
+        )
+        + c
+    )
 
 
 INTEGER = {
@@ -294,13 +316,17 @@ INTEGER = {
 @pytest.mark.parametrize("op", INTEGER)
 def test_integer_intrinsics(emulator, op):
     a, b = words(256, seed=1), words(256, seed=2).roll(3)
-    out = run(emulator, "integer_operations", torch.zeros_like(a), a, b, n=256, op=op, block=256).numpy().view(np.uint32)
+    out = (
+        run(emulator, "integer_operations", torch.zeros_like(a), a, b, n=256, op=op, block=256).numpy().view(np.uint32)
+    )
     pairs = zip(a.numpy().view(np.uint32).tolist(), b.numpy().view(np.uint32).tolist(), strict=True)
     assert out.tolist() == [INTEGER[op](x, y) % 2**32 for x, y in pairs]
 
 
 def test_float_to_integer_saturates(emulator):
-    a = torch.tensor([0.5, 1.5, -0.5, -1.5, 2.5, 1e10, -1e10, float("inf"), float("-inf"), float("nan"), 2147483520.0, 4294967040.0])
+    a = torch.tensor(
+        [0.5, 1.5, -0.5, -1.5, 2.5, 1e10, -1e10, float("inf"), float("-inf"), float("nan"), 2147483520.0, 4294967040.0]
+    )
     out = run(emulator, "float_to_integer", torch.zeros(12, 8, dtype=torch.int32), a, n=12).numpy()
     for i, x in enumerate(a.numpy().astype(np.float64)):
         integers = [np.rint(x), np.trunc(x), np.ceil(x), np.floor(x)]

@@ -1,4 +1,4 @@
-"""Each PTX wrapper against plain arithmetic, through layouts that were derived apart from the host models (layouts.py)."""
+"""Each PTX wrapper against plain arithmetic, through layouts derived apart from the host models (layouts.py)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ FLOAT_MMA = {
     5: (8, torch.float8_e5m2, torch.float8_e4m3fn),
     6: (8, torch.float8_e5m2, torch.float8_e5m2),
 }
-INTEGER_MMA = {0: (torch.int8, torch.int8), 1: (torch.int8, torch.uint8), 2: (torch.uint8, torch.int8), 3: (torch.uint8, torch.uint8)}
+INTEGER_MMA = {
+    0: (torch.int8, torch.int8),
+    1: (torch.int8, torch.uint8),
+    2: (torch.uint8, torch.int8),
+    3: (torch.uint8, torch.uint8),
+}
 UNSIGNED = {8: np.uint8, 16: np.uint16, 32: np.uint32}
 
 
@@ -147,7 +152,13 @@ def test_stmatrix_undoes_ldmatrix(emulator, count, transposed):
     memory, offsets, four = matrices(7)
     registers = np.stack([held(m.T.copy() if transposed else m) for m in four[:count]], 1).astype(np.uint32)
     name = f"stmatrix_x{count}" + ("_trans" if transposed else "")
-    out = run(emulator, name, torch.zeros(64, 8, dtype=torch.uint16), torch.from_numpy(registers.view(np.int32).copy()), offsets)
+    out = run(
+        emulator,
+        name,
+        torch.zeros(64, 8, dtype=torch.uint16),
+        torch.from_numpy(registers.view(np.int32).copy()),
+        offsets,
+    )
     expected = np.zeros((64, 8), np.uint16)
     rows = offsets.numpy()[: 8 * count] // 16
     expected[rows] = memory.numpy()[rows]
@@ -165,7 +176,9 @@ def test_ldmatrix_feeds_mma(plain):
     a_rows = (lanes % 16) * 2 + lanes // 16
     b_rows = 32 + (lanes % 8) * 2 + lanes // 8 % 2
     for count, rows, wanted in ((4, a_rows, wanted_a), (2, b_rows, wanted_b)):
-        out = run(plain, f"ldmatrix_x{count}", torch.zeros(32, count, dtype=torch.int32), memory, (rows * 16).to(torch.int32))
+        out = run(
+            plain, f"ldmatrix_x{count}", torch.zeros(32, count, dtype=torch.int32), memory, (rows * 16).to(torch.int32)
+        )
         assert torch.equal(out, wanted)
 
 
@@ -179,5 +192,14 @@ def test_cp_async_copies_and_fills_with_zeros(emulator, size, seed):
         expected = source.clone()
         expected[valid:] = 0
         with schedule(emulator, seed):
-            out = run(emulator, f"cp_async_{size}", torch.zeros_like(source), source, n=n, arg=valid, block=threads, shared=3 * size * threads)
+            out = run(
+                emulator,
+                f"cp_async_{size}",
+                torch.zeros_like(source),
+                source,
+                n=n,
+                arg=valid,
+                block=threads,
+                shared=3 * size * threads,
+            )
         assert torch.equal(out, expected)

@@ -56,18 +56,6 @@ __global__ void producer_consumer(const __grid_constant__ Params p) {
   }
 }
 
-// Each block writes a word, and reads its neighbour's after the grid barrier, n times.
-__global__ void grid_ring(const __grid_constant__ Params p) {
-  int* words = static_cast<int*>(p.out);
-  for (int i = 0; i < p.n; ++i) {
-    int next = 0;
-    if (threadIdx.x == 0) next = words[(blockIdx.x + 1) % gridDim.x] + 1;
-    ptx::grid_sync();
-    if (threadIdx.x == 0) words[blockIdx.x] = next;
-    ptx::grid_sync();
-  }
-}
-
 // op 0 to 9 on 32-bit words (int below 100, unsigned from 100 on): one atomic a thread, on out[thread % n].
 __global__ void atomics(const __grid_constant__ Params p) {
   const unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;

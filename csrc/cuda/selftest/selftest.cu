@@ -1,6 +1,7 @@
 #include "cuda/launch.h"
 #include "cuda/selftest/arithmetic.cuh"
 #include "cuda/selftest/block.cuh"
+#include "cuda/selftest/grid.cuh"
 #include "cuda/selftest/ptx.cuh"
 #include "cuda/selftest/warp.cuh"
 
