@@ -75,7 +75,7 @@ def load(checked: bool = False) -> ModuleType:
         return adopt(importlib.import_module(f".{name}", __package__))
     except ImportError as error:
         raise ImportError(
-            f"{name} is not built ({error}). `python setup.py build_ext --inplace` builds it where the CUDA headers are "
+            f"{name} is not built ({error}). `python setup.py build_ext --inplace` builds it where CUDA headers are "
             "found: a toolkit (CUDA_HOME) or a pip package with them (nvidia-cuda-runtime)."
         ) from error
 
