@@ -7,58 +7,18 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
-import os
 import subprocess
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 import pybind11
 
+from csrc.emulator.toolchain import BASE, ROOT, VARIANTS, emulator_sources, include_flags
 from kernels.emulator import adopt
 
-ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "emulator"
-
-BASE = ["-std=c++17", "-g", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra"]
-BASE += ["-Wno-unused-parameter", "-Wno-unknown-pragmas"]
-# The checked build traces the kernels' loads and stores with the compiler's own instrumentation; the emulator brings
-# the functions that it calls, so no sanitizer library is linked. Without scalar replacement a 16-byte load stays one.
-TRACED = [
-    "-O1",
-    "-fsanitize=thread",
-    "--param=tsan-instrument-func-entry-exit=0",
-    "--param=tsan-distinguish-volatile=1",
-]
-TRACED += ["-fsanitize=alignment,bounds", "-fno-tree-sra"]
-
-
-@dataclass(frozen=True)
-class Variant:
-    """Flags by what is compiled: everything, the emulator itself, kernels; and the linker's."""
-
-    everything: tuple[str, ...] = ()
-    emulator: tuple[str, ...] = ("-O2",)
-    kernels: tuple[str, ...] = ("-O2",)
-    link: tuple[str, ...] = ()
-
-
-ASAN = ("-O1", "-fsanitize=address", "-fno-omit-frame-pointer")
-VARIANTS = {
-    "plain": Variant(),
-    "checked": Variant(("-DTW_EMULATOR_CHECKED",), kernels=tuple(TRACED)),
-    "asan": Variant(emulator=ASAN, kernels=ASAN, link=("-fsanitize=address",)),
-}
-
-
-def cuda_include() -> Path | None:
-    """The folder of cuda_bf16.h: of a toolkit, or of a pip package."""
-    site = Path(sysconfig.get_paths()["purelib"])
-    candidates = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"]
-    candidates += sorted(site.glob("nvidia/*/include")) + sorted(site.glob("triton/backends/nvidia/include"))
-    return next((c for c in candidates if (c / "cuda_fp8.h").exists() and (c / "vector_types.h").exists()), None)
 
 
 def _stale(target: Path, command: list[str]) -> bool:
@@ -95,11 +55,8 @@ def _compile(target: Path, source: Path, flags: list[str]) -> bool:
 
 def build(name: str, sources: list[Path], variant: str = "plain") -> Path:
     """Compiles the emulator and `sources` (.cu files) to a Python module called `name`; returns its file."""
-    include = cuda_include()
-    if include is None:
-        raise RuntimeError("no CUDA headers: set CUDA_HOME, or install nvidia-cuda-runtime")
     chosen = VARIANTS[variant]
-    flags = [*BASE, *chosen.everything, f"-I{ROOT / 'csrc'}", f"-I{ROOT}", "-isystem", str(include)]
+    flags = [*BASE, *chosen.everything, *include_flags()]
     name = f"{name}_{variant}"
     binding = [
         *flags,
@@ -111,8 +68,7 @@ def build(name: str, sources: list[Path], variant: str = "plain") -> Path:
     shared, own = CACHE / variant, CACHE / name
     shared.mkdir(parents=True, exist_ok=True)
     own.mkdir(parents=True, exist_ok=True)
-    host = [*(ROOT / "csrc" / "emulator").glob("*.cpp"), *(ROOT / "csrc" / "cuda").rglob("*_host.cpp")]
-    jobs = [(shared / f"{s.stem}.o", s, [*flags, *chosen.emulator]) for s in sorted(host)]
+    jobs = [(shared / f"{s.stem}.o", s, [*flags, *chosen.emulator]) for s in emulator_sources()]
     jobs.append((own / "binding.o", ROOT / "bindings" / "emulator.cpp", binding))
     jobs += [(own / f"{s.stem}.o", s, [*flags, *chosen.kernels]) for s in sources]
     module = own / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"

@@ -4,7 +4,8 @@ from types import ModuleType
 
 import pytest
 
-from tests.emulator.build import cuda_include, load
+from csrc.emulator.toolchain import cuda_include
+from tests.emulator.build import load
 from tests.emulator.launching import BROKEN, SELFTEST
 
 if cuda_include() is None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.emulator.build import ROOT, build
+from csrc.emulator.toolchain import ROOT
+from tests.emulator.build import build
 from tests.emulator.launching import BROKEN
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.emulator.build import CACHE, ROOT, cuda_include
+from csrc.emulator.toolchain import ROOT, cuda_include
+from tests.emulator.build import CACHE
 from tests.emulator.launching import SELFTEST
 
 ARCHITECTURES = {"sm_80": "compute_80", "sm_90a": "compute_90a"}
