@@ -76,7 +76,7 @@ def load(checked: bool = False) -> ModuleType:
     except ImportError as error:
         raise ImportError(
             f"{name} is not built ({error}). `python setup.py build_ext --inplace` builds it where CUDA headers are "
-            "found: a toolkit (CUDA_HOME) or a pip package with them (nvidia-cuda-runtime)."
+            "found: a toolkit (CUDA_HOME) or a pip package with them (triton)."
         ) from error
 
 

@@ -59,8 +59,15 @@ struct Worker {
   void prepare(Launch& launch, Block& block, std::uint64_t order);
 };
 
-void resume_first(Worker& worker);      // scheduler.cpp: enters the first fiber of the group
-[[noreturn]] void leave_fiber(Worker& worker);  // back to the scheduler; the fibers are given up
+// scheduler.cpp
+void resume_first(Worker& worker);              // enters the first fiber of the group; returns when all have ended
+[[noreturn]] void leave_fiber(Worker& worker);  // back to run_group(); the fibers are given up
+void suspend(Thread& thread);                   // until somebody makes it runnable
+void maybe_yield(Thread& thread);               // a scheduling point at which the thread could go on
+void yield_fairly(Thread& thread);              // everybody else gets a turn first
+
+void finish_barrier(Block& block, Barrier& barrier);  // barriers.cpp: wakes all who wait in it
+[[noreturn]] void report_stuck(Worker& worker);       // stuck.cpp
 
 // faults.cpp: turns SIGSEGV, SIGBUS, SIGFPE in a fiber, and the watchdog's signal, into a report.
 class FaultGuard {

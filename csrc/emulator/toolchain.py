@@ -44,7 +44,7 @@ VARIANTS = {
 
 
 def cuda_include() -> Path | None:
-    """The folder of cuda_bf16.h: of a toolkit, or of a pip package."""
+    """The folder of cuda_bf16.h: of a toolkit, of an nvidia pip package, or of Triton's wheel."""
     site = Path(sysconfig.get_paths()["purelib"])
     candidates = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"]
     candidates += sorted(site.glob("nvidia/*/include")) + sorted(site.glob("triton/backends/nvidia/include"))
@@ -57,9 +57,10 @@ def include_flags() -> list[str]:
     if include is None:
         raise RuntimeError(
             "no CUDA headers, so the emulator cannot be built: set CUDA_HOME to a toolkit, or install a pip package "
-            "that brings them under site-packages/nvidia/*/include"
+            "that brings them (triton does, on Linux)"
         )
-    return [f"-I{ROOT / 'csrc'}", f"-I{ROOT}", "-isystem", str(include)]
+    shim = [] if (include / "nv" / "target").exists() else ["-isystem", str(ROOT / "csrc" / "emulator" / "shim")]
+    return [f"-I{ROOT / 'csrc'}", f"-I{ROOT}", "-isystem", str(include), *shim]
 
 
 def emulator_sources() -> list[Path]:

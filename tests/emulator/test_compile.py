@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from csrc.emulator.toolchain import ROOT, cuda_include
+from csrc.emulator.toolchain import BASE, ROOT, cuda_include, include_flags
 from tests.emulator.build import CACHE
 from tests.emulator.launching import SELFTEST
 
@@ -45,6 +45,18 @@ def test_nvcc(source, architecture):
         done = subprocess.run([NVCC, *options, "-cubin", str(source), "-o", str(cubin)], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     assert cubin.stat().st_size > 1000
+
+
+def test_headers_of_a_pip_package_are_enough(monkeypatch):
+    """Where there is no toolkit, the number formats come from Triton's wheel."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("CUDA_HOME", "/nonexistent")
+    include = cuda_include()
+    assert include is not None
+    assert "site-packages" in str(include)
+    command = ["g++", *BASE, *include_flags(), "-fsyntax-only", "-x", "c++", *map(str, SELFTEST)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
