@@ -45,6 +45,8 @@ CASES = {
     "waits_for_nobody": ("infinite_spin", "load_acquire(flag)", 64),
     "flag_without_fence": ("race", "static_cast<int*>(p.out)[0] = data", 64),
     "counter_read_too_early": ("race", "static_cast<int*>(p.out)[0] = counter|atomicAdd(&counter, 1)", 64),
+    "counter_read_by_last_thread": ("race", "static_cast<int*>(p.out)[0] = counter|atomicAdd(&counter, 1)", 64),
+    "misaligned_async_copy": ("misaligned", "cp_async<16>(tile + 4 * threadIdx.x", 32),
     "counts_without_atomics": ("race", "counter = counter + 1", 64),
     "async_copy_to_global": ("not_shared", "cp_async<4>(to", 64),
     "null_pointer": ("illegal_address", "static_cast<const int*>(fixed ? p.a : p.b)", 64),

@@ -291,6 +291,24 @@ __global__ void counter_read_too_early(const __grid_constant__ Params p) {
   if (threadIdx.x == 0) static_cast<int*>(p.out)[0] = counter;
 }
 
+// The same by the thread that runs last in order: the atomics come before the plain read.
+template <bool fixed>
+__global__ void counter_read_by_last_thread(const __grid_constant__ Params p) {
+  TW_SHARED(int, counter, );
+  if (threadIdx.x == 0) counter = 0;
+  __syncthreads();
+  atomicAdd(&counter, 1);
+  if (fixed) __syncthreads();
+  if (threadIdx.x == blockDim.x - 1) static_cast<int*>(p.out)[0] = counter;
+}
+
+template <bool fixed>
+__global__ void misaligned_async_copy(const __grid_constant__ Params p) {
+  TW_DYNAMIC_SHARED(int, tile);
+  if (threadIdx.x < 8) ptx::cp_async<16>(tile + 4 * threadIdx.x, static_cast<const int*>(p.a) + (fixed ? 4 : 2) * threadIdx.x);
+  ptx::cp_async_wait_all();
+}
+
 template <bool fixed>
 __global__ void counts_without_atomics(const __grid_constant__ Params p) {
   TW_SHARED(int, counter, );
@@ -384,6 +402,8 @@ TW_PAIR(barriers_in_opposite_order)
 TW_PAIR(waits_for_nobody)
 TW_PAIR(flag_without_fence)
 TW_PAIR(counter_read_too_early)
+TW_PAIR(counter_read_by_last_thread)
+TW_PAIR(misaligned_async_copy)
 TW_PAIR(counts_without_atomics)
 TW_PAIR(async_copy_to_global)
 TW_PAIR(null_pointer)
