@@ -38,7 +38,7 @@
 
 // Code of the emulator itself, which the checked build must not trace as if a kernel had written it.
 #ifdef TW_EMULATOR_CHECKED
-#define TW_UNTRACED __attribute__((no_sanitize("thread", "alignment", "bounds"), noinline))
+#define TW_UNTRACED inline __attribute__((no_sanitize("thread", "alignment", "bounds"), noinline))
 #else
 #define TW_UNTRACED inline
 #endif
