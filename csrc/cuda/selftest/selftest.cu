@@ -1,0 +1,68 @@
+#include "cuda/launch.h"
+#include "cuda/selftest/arithmetic.cuh"
+#include "cuda/selftest/block.cuh"
+#include "cuda/selftest/grid.cuh"
+#include "cuda/selftest/ptx.cuh"
+#include "cuda/selftest/warp.cuh"
+
+using namespace tw::selftest;
+
+TW_KERNEL("shuffle_i32", shuffle<int>)
+TW_KERNEL("shuffle_f32", shuffle<float>)
+TW_KERNEL("shuffle_f64", shuffle<double>)
+TW_KERNEL("shuffle_i64", shuffle<long long>)
+TW_KERNEL("shuffle_f16", shuffle<__half>)
+TW_KERNEL("shuffle_bf16", shuffle<__nv_bfloat16>)
+TW_KERNEL("shuffle_bf16x2", shuffle<__nv_bfloat162>)
+TW_KERNEL("shuffle_halves", shuffle_halves)
+TW_KERNEL("votes", votes)
+TW_KERNEL("reductions", reductions)
+
+TW_KERNEL("indices", indices)
+TW_KERNEL("block_reduce", block_reduce)
+TW_KERNEL("producer_consumer", producer_consumer)
+TW_KERNEL("grid_ring", grid_ring)
+TW_KERNEL("atomics", atomics)
+TW_KERNEL("atomic_sum_f32", atomic_sum<float>)
+TW_KERNEL("atomic_sum_f64", atomic_sum<double>)
+TW_KERNEL("atomic_sum_f16", atomic_sum<__half>)
+TW_KERNEL("atomic_sum_bf16", atomic_sum<__nv_bfloat16>)
+TW_KERNEL("atomic_sum_bf16x2", atomic_sum<__nv_bfloat162>)
+TW_KERNEL("atomic_sum_u64", atomic_sum<unsigned long long>)
+TW_KERNEL("locked_counter", locked_counter)
+TW_KERNEL("last_block_sums", last_block_sums)
+TW_KERNEL("acquire_release", acquire_release)
+TW_KERNEL("copies", copies)
+
+TW_KERNEL("float_operations", float_operations)
+TW_KERNEL("integer_operations", integer_operations)
+TW_KERNEL("float_to_integer", float_to_integer)
+TW_KERNEL("widen_f16", widen<__half>)
+TW_KERNEL("widen_bf16", widen<__nv_bfloat16>)
+TW_KERNEL("widen_e4m3", widen<__nv_fp8_e4m3>)
+TW_KERNEL("widen_e5m2", widen<__nv_fp8_e5m2>)
+TW_KERNEL("narrow_f16", narrow<__half>)
+TW_KERNEL("narrow_bf16", narrow<__nv_bfloat16>)
+TW_KERNEL("narrow_e4m3", narrow<__nv_fp8_e4m3>)
+TW_KERNEL("narrow_e5m2", narrow<__nv_fp8_e5m2>)
+TW_KERNEL("half_operations_f16", half_operations<__half>)
+TW_KERNEL("half_operations_bf16", half_operations<__nv_bfloat16>)
+
+TW_KERNEL("mma_f32", mma<float>)
+TW_KERNEL("mma_s32", mma<int>)
+TW_KERNEL("mma_f16acc", mma_f16acc)
+TW_KERNEL("ldmatrix_x1", ldmatrix<1, false>)
+TW_KERNEL("ldmatrix_x2", ldmatrix<2, false>)
+TW_KERNEL("ldmatrix_x4", ldmatrix<4, false>)
+TW_KERNEL("ldmatrix_x1_trans", ldmatrix<1, true>)
+TW_KERNEL("ldmatrix_x2_trans", ldmatrix<2, true>)
+TW_KERNEL("ldmatrix_x4_trans", ldmatrix<4, true>)
+TW_KERNEL("stmatrix_x1", stmatrix<1, false>)
+TW_KERNEL("stmatrix_x2", stmatrix<2, false>)
+TW_KERNEL("stmatrix_x4", stmatrix<4, false>)
+TW_KERNEL("stmatrix_x1_trans", stmatrix<1, true>)
+TW_KERNEL("stmatrix_x2_trans", stmatrix<2, true>)
+TW_KERNEL("stmatrix_x4_trans", stmatrix<4, true>)
+TW_KERNEL("cp_async_4", cp_async_ring<4>)
+TW_KERNEL("cp_async_8", cp_async_ring<8>)
+TW_KERNEL("cp_async_16", cp_async_ring<16>)
