@@ -1,11 +1,11 @@
 """One container for every low-precision weight format.
 
-A linear layer's weight is a matrix of N output features by K input features. A `QuantizedWeight` holds it as the bytes of its
-format and never as numbers: each backend of `quantized_matmul` decodes what it needs where it needs it.
+A linear layer's weight is a matrix of N output features by K input features. A `QuantizedWeight` holds it as the bytes
+of its format and never as numbers: each backend of `quantized_matmul` decodes what it needs where it needs it.
 
 The GGUF formats store a row as K / block_size blocks laid end to end, each with its own scale, so `data` is a plain
-[N, bytes_per_row] matrix of bytes, often a view of the file's memory mapping. Rows may therefore be sliced, gathered and
-permuted without decoding anything.
+[N, bytes_per_row] matrix of bytes, often a view of the file's memory mapping. Rows may therefore be sliced, gathered
+and permuted without decoding anything.
 """
 
 from __future__ import annotations
@@ -85,11 +85,15 @@ class QuantizedWeight:
                 f"{expected} bytes"
             )
         if self.data.stride(1) != 1:
-            raise ValueError(f"data has stride {self.data.stride(1)} along a row; the bytes of a row should be contiguous")
+            raise ValueError(
+                f"data has stride {self.data.stride(1)} along a row; the bytes of a row should be contiguous"
+            )
         for name in ("scales", "zeros", "g_idx"):
             extra = getattr(self, name)
             if extra is not None and extra.device != self.data.device:
-                raise ValueError(f"{name} is on {extra.device} and data on {self.data.device}; they should be on one device")
+                raise ValueError(
+                    f"{name} is on {extra.device} and data on {self.data.device}; they should be on one device"
+                )
 
     @property
     def device(self) -> torch.device:

@@ -1,8 +1,9 @@
 """Dequantisation of the GGUF weight formats, and the matrix product with such a weight.
 
-Every decoder takes the blocks of a weight as uint8 [B, block_bytes] and gives float32 [B, block_size], with the operations in
-the order in which GGML's own definition has them, so that the result is equal bit for bit. `d` is a block's scale and `m` its
-offset, in float16; `q` are its integers. The weight is used by its attributes `format`, `shape` and `data`.
+Every decoder takes the blocks of a weight as uint8 [B, block_bytes] and gives float32 [B, block_size], with the
+operations in the order in which GGML's own definition has them, so that the result is equal bit for bit. `d` is a
+block's scale and `m` its offset, in float16; `q` are its integers. The weight is used by its attributes `format`,
+`shape` and `data`.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ def _q8_0(blocks: Tensor) -> Tensor:
 def _k_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
     """The 8 scales and 8 minima of a Q4_K or Q5_K block, 6 bits each in 12 bytes: two float32 [B, 8].
 
-    Bytes 0-3 and 4-7 hold the scales and minima 0-3 in their low 6 bits; scales and minima 4-7 take their low 4 bits from
-    bytes 8-11 and their high 2 bits from the top of bytes 0-3 and 4-7.
+    Bytes 0-3 and 4-7 hold the scales and minima 0-3 in their low 6 bits; scales and minima 4-7 take their low 4 bits
+    from bytes 8-11 and their high 2 bits from the top of bytes 0-3 and 4-7.
     """
     low, mid, high = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = torch.cat([low & 0x3F, (high & 0x0F) | ((low >> 2) & 0x30)], dim=-1)
