@@ -85,10 +85,10 @@ class Tokenizer:
             )
         self.add_bos = bos_id is not None and (default_bos if add_bos is None else add_bos)
         self.add_eos = bool(eos_ids) and add_eos
-        self._whole = _Literals({t: i for i, t in enumerate(tokens) if types[i] == TokenType.USER_DEFINED and t})
-        self._whole_and_control = _Literals(
-            {t: i for i, t in enumerate(tokens) if types[i] in (TokenType.USER_DEFINED, TokenType.CONTROL) and t}
-        )
+        whole = {t: i for i, t in enumerate(tokens) if types[i] == TokenType.USER_DEFINED and t}
+        control = {t: i for i, t in enumerate(tokens) if types[i] == TokenType.CONTROL and t}
+        self._whole, self._control = _Literals(whole), _Literals(control)
+        self._whole_and_control = _Literals(whole | control)
 
     @property
     def vocab_size(self) -> int:
@@ -118,18 +118,41 @@ class Tokenizer:
             raise ValueError(
                 f"text has a lone surrogate at character {problem.start}; it should be valid Unicode"
             ) from None
+        literals = self._whole_and_control if parse_special else self._whole
+        return self._finish(literals.split(text), add_special, add_special)
+
+    def encode_parts(self, parts: Iterable[int | str], *, add_bos: bool = True, add_eos: bool = True) -> list[int]:
+        """The ids of a text that is given as control tokens and plain text in between, as split_control() cuts it.
+
+        `add_bos` and `add_eos` allow what the model's files ask for; they do not force it.
+        """
+        whole: list[int | str] = []
+        for part in parts:
+            whole.extend([part] if isinstance(part, int) else self._whole.split(part))
+        return self._finish(whole, add_bos, add_eos)
+
+    def split_control(self, text: str) -> list[int | str]:
+        """Cut a text at the control tokens that it spells: their ids, and the text in between."""
+        return list(self._control.split(text))
+
+    @property
+    def control_spellings(self) -> Iterable[str]:
+        """The text of each control token."""
+        return self._control.ids.keys()
+
+    def _finish(self, parts: Iterable[int | str], add_bos: bool, add_eos: bool) -> list[int]:
         ids: list[int] = []
         starts = True
-        for part in (self._whole_and_control if parse_special else self._whole).split(text):
+        for part in parts:
             if isinstance(part, int):
                 ids.append(part)
                 starts = self._types[part] == TokenType.CONTROL
             else:
                 ids.extend(self._backend.encode(part, starts=starts))
                 starts = False
-        if add_special and self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
+        if add_bos and self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
-        if add_special and self.add_eos and ids[-1:] != [self.eos_ids[0]]:
+        if add_eos and self.add_eos and ids[-1:] != [self.eos_ids[0]]:
             ids.append(self.eos_ids[0])
         return ids
 
@@ -200,7 +223,7 @@ class _Literals:
     """Finds spellings that are matched whole: the leftmost, and of several there the longest."""
 
     def __init__(self, ids: dict[str, int]) -> None:
-        self._ids = ids
+        self.ids = ids
         lengths: dict[str, set[int]] = {}
         for literal in ids:
             lengths.setdefault(literal[0], set()).add(len(literal))
@@ -213,7 +236,7 @@ class _Literals:
         while self._first is not None and (candidate := self._first.search(text, position)):
             position = candidate.start()
             for length in self._lengths[text[position]]:
-                token = self._ids.get(text[position : position + length])
+                token = self.ids.get(text[position : position + length])
                 if token is not None:
                     if start < position:
                         yield text[start:position]

@@ -111,12 +111,8 @@ class QuantizedWeight:
         device = torch.device(device)
         if device == self.device:
             return self
-        moved = {
-            name: None if tensor is None else tensor.to(device)
-            for name in ("data", "scales", "zeros", "g_idx")
-            for tensor in (getattr(self, name),)
-        }
-        return replace(self, **moved)
+        extras = (None if t is None else t.to(device) for t in (self.scales, self.zeros, self.g_idx))
+        return QuantizedWeight(self.format, self.shape, self.data.to(device), *extras)
 
     def rows(self, start: int, stop: int) -> QuantizedWeight:
         """Output features start..stop-1 as a weight of their own; a view, nothing is copied.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class WeightError(ValueError):
-    """A model file that cannot be used. The message is one line that names the file and, where it applies, the tensor."""
+    """A model file that cannot be used. The message is one line: the file, the tensor where it applies, the fault."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,11 @@ class Checkpoint:
         """Tensors, parameters and bytes by storage format, the largest first."""
         totals: dict[str, list[int]] = {}
         for tensor in self.tensors.values():
-            quantized = isinstance(tensor, QuantizedWeight)
-            name = tensor.format if quantized else str(tensor.dtype).removeprefix("torch.")
-            count = tensor.shape[0] * tensor.shape[1] if quantized else tensor.numel()
-            nbytes = tensor.nbytes if quantized else tensor.numel() * tensor.element_size()
+            if isinstance(tensor, QuantizedWeight):
+                name, count, nbytes = tensor.format, tensor.shape[0] * tensor.shape[1], tensor.nbytes
+            else:
+                name, count = str(tensor.dtype).removeprefix("torch."), tensor.numel()
+                nbytes = count * tensor.element_size()
             entry = totals.setdefault(name, [0, 0, 0])
             for i, amount in enumerate((1, count, nbytes)):
                 entry[i] += amount
