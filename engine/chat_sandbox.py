@@ -23,7 +23,8 @@ from jinja2.visitor import NodeTransformer
 
 MAX_TEXT = 1 << 24  # characters of one text
 MAX_WORK = 1 << 28  # characters of all the texts that one rendering makes on its way
-MAX_STEPS = 1 << 20  # loop rounds and calls of one rendering
+MAX_STEPS = 1 << 20  # loop rounds of one rendering; a call counts as several
+_CALL_STEPS = 8
 
 # What makes long texts or lists out of a number, and no chat template needs.
 _REFUSED_METHODS = frozenset(("center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map", "translate"))
@@ -88,8 +89,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         """Start counting from zero."""
         self._steps = self._work = 0
 
-    def _step(self) -> None:
-        self._steps += 1
+    def _step(self, cost: int = 1) -> None:
+        self._steps += cost
         if self._steps > MAX_STEPS:
             raise TemplateLimitError(f"it took more than {MAX_STEPS} steps")
 
@@ -133,7 +134,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, obj: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call for a template: counted, and str.replace measured beforehand."""
-        self._step()
+        self._step(_CALL_STEPS)
         owner = getattr(obj, "__self__", None)
         if isinstance(owner, str) and getattr(obj, "__name__", "") == "replace":
             return self._replace(owner, *args, **kwargs)

@@ -29,7 +29,7 @@ class ModelError(ValueError):
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A model file inside a Python package: requirement, path within the wheel, size in bytes and SHA-256 of the file."""
+    """A model file inside a Python package: requirement, path within the wheel, its size in bytes and its SHA-256."""
 
     requirement: str
     member: str
@@ -100,7 +100,8 @@ def cached(name: str) -> Path | None:
 def _fetch(name: str) -> Path:
     """Download a known model, verify it, and put it into the cache under its final name in one step.
 
-    Two processes may do this at once: each works in a folder of its own, and the last rename wins with the same content.
+    Two processes may do this at once: each works in a folder of its own, and the last rename wins with the same
+    content.
     """
     known = MODELS[name]
     folder = cache_folder()

@@ -1,7 +1,7 @@
 """Small GGUF files for tests: whole models with random weights, and containers written byte by byte.
 
-`write_model` makes a model that loads, tokenises and runs: deterministic by seed, of any supported architecture, with any
-weight format. `raw_gguf` makes a container from its parts, valid or not.
+`write_model` makes a model that loads, tokenises and runs: deterministic by seed, of any supported architecture, with
+any weight format. `raw_gguf` makes a container from its parts, valid or not.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class TinyModel:
     pre_tokenizer: str = "smollm"
     add_bos: bool = False
     chat_template: str | None = (
-        "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+        "{% for message in messages %}"
+        "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
         "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     )
     attention_bias: bool = False
@@ -58,11 +59,15 @@ def tiny_model(architecture: str = "llama", **changes: Any) -> TinyModel:
     """A model with the habits of its architecture: Gemma 3 gets seven layers, so that one of them is global."""
     model = TinyModel(architecture)
     if architecture == "gemma3":
-        model = replace(model, num_layers=7, sliding_window=8, num_kv_heads=1, rope_theta=1e6, tokenizer="spm", add_bos=True)
+        model = replace(
+            model, num_layers=7, sliding_window=8, num_kv_heads=1, rope_theta=1e6, tokenizer="spm", add_bos=True
+        )
     return replace(model, **changes)
 
 
-def write_model(path: Path, model: TinyModel | None = None, extra: Mapping[str, Any] | None = None) -> dict[str, np.ndarray]:
+def write_model(
+    path: Path, model: TinyModel | None = None, extra: Mapping[str, Any] | None = None
+) -> dict[str, np.ndarray]:
     """Write a GGUF model.
 
     Args:
@@ -217,7 +222,7 @@ _SCALES = {
 
 
 def random_blocks(kind: Q, shape: Sequence[int], rng: np.random.Generator, scale: float = 1.0) -> np.ndarray:
-    """Random bytes of a quantised matrix [N, K] with finite scales of either sign, so that weights are about `scale`."""
+    """Random bytes of a quantised matrix [N, K] with finite scales of either sign; weights are about `scale`."""
     block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (shape[0], shape[1] // block_size, block_bytes), dtype=np.uint8)
     for offset, largest in _SCALES.get(kind, []):
@@ -234,11 +239,18 @@ _MERGES = "t h|th e|Ġ the|Ġ a|i n|e r|Ġ s|o u|a n|an d|Ġ and|h e|l l|he ll|h
 
 
 def bpe_vocabulary() -> dict[str, list]:
-    """A byte-level vocabulary: three control tokens, all 256 bytes, a few merges, a user-defined token, unused ones."""
+    """A byte-level vocabulary: control tokens, all 256 bytes, a few merges, a user-defined token, unused ones."""
     bytes_ = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = [chr(b) for b in bytes_] + [chr(256 + i) for i in range(256 - len(bytes_))]
     merges = [merge.replace("|", "") for merge in _MERGES.split("|")]
-    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *alphabet, *(m.replace(" ", "") for m in merges), "<think>"]
+    tokens = [
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<|im_end|>",
+        *alphabet,
+        *(m.replace(" ", "") for m in merges),
+        "<think>",
+    ]
     types = [3] * 3 + [1] * (len(tokens) - 4) + [4]
     while len(tokens) % 32:
         tokens.append(f"[PAD{len(tokens)}]")
