@@ -2,9 +2,9 @@
 
     python tests/goldens/make_tokenizer.py
 
-`smollm2` holds what transformers' AutoTokenizer makes of texts with the tokeniser inside the SmolLM2 GGUF file. `spm` holds
-two small SentencePiece models (one in the manner of Llama 2, one in the manner of Gemma) that are trained here, and what
-SentencePiece makes of the same texts with them. Needs transformers and sentencepiece.
+`smollm2` holds what transformers' AutoTokenizer makes of texts with the tokeniser inside the SmolLM2 GGUF file. `spm`
+holds two small SentencePiece models (one in the manner of Llama 2, one in the manner of Gemma) that are trained here,
+and what SentencePiece makes of the same texts with them. Needs transformers and sentencepiece.
 """
 
 # ruff: noqa: RUF001 - look-alike characters are what is tested
