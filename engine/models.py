@@ -74,7 +74,9 @@ def resolve(model: str) -> Path:
     """
     if model in MODELS:
         return cached(model) or _fetch(model)
-    path = Path(model).expanduser()
+    path = Path(model)
+    with contextlib.suppress(RuntimeError):  # "~name" of a user who is not there
+        path = path.expanduser()
     if path.exists():
         return path
     if path.suffix.lower() == ".gguf" or len(path.parts) > 1:

@@ -165,7 +165,7 @@ def test_paths(tmp_path, monkeypatch):
     assert resolve(str(path)) == path
     monkeypatch.chdir(tmp_path)
     assert resolve("mine.gguf").samefile(path)
-    for missing in ("other.gguf", "a/b", str(tmp_path / "c.gguf")):
+    for missing in ("other.gguf", "a/b", "~nobody-here/x.gguf", str(tmp_path / "c.gguf")):
         with pytest.raises(ModelError, match="there is no such file"):
             resolve(missing)
 

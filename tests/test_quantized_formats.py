@@ -47,7 +47,8 @@ def test_decoding_equals_ggml_bit_for_bit(name, seed):
         bits[::3] &= 0x83FF  # a third of the rows: zero and subnormal scales
         blocks[..., offset : offset + 2] = bits.astype("<u2")[..., None].view(np.uint8)
     blocks = blocks.reshape(96, -1)
-    expected = gguf.quants.dequantize(blocks, Q[name.upper()])
+    with np.errstate(over="ignore"):
+        expected = gguf.quants.dequantize(blocks, Q[name.upper()])
     assert np.isfinite(expected).all() or name == "mxfp4"  # whose largest scale overflows with a large value
     found = dequantize(weight(name, blocks)).numpy()
     assert found.dtype == np.float32

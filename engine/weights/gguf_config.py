@@ -6,6 +6,7 @@ the defaults are those of the architecture.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -192,6 +193,20 @@ def _scaling(metadata: Metadata, arch: str) -> Any:
     if kind == "linear":
         return LinearScaling(factor) if factor != 1.0 else None
     if kind == "yarn":
-        original = metadata.integer(f"{arch}.rope.scaling.original_context_length")
-        return YarnScaling(factor=factor, original_context=original)
+        return _yarn(metadata, f"{arch}.rope.scaling", factor)
     raise metadata.error(f"rope scaling {_brief(kind)} is not supported; supported are none, linear, yarn")
+
+
+def _yarn(metadata: Metadata, prefix: str, factor: float) -> YarnScaling:
+    """YaRN as a file describes it. Its attn_factor comes on top of YaRN's own 1 + 0.1 ln(factor)."""
+    extra = metadata.number(f"{prefix}.attn_factor", None) or metadata.number(f"{prefix}.yarn_attn_factor", None)
+    options = {
+        "beta_fast": metadata.number(f"{prefix}.yarn_beta_fast", None),
+        "beta_slow": metadata.number(f"{prefix}.yarn_beta_slow", None),
+        "attention_factor": None if extra is None else extra * (1.0 + 0.1 * math.log(factor)),
+    }
+    return YarnScaling(
+        factor=factor,
+        original_context=metadata.integer(f"{prefix}.original_context_length"),
+        **{name: value for name, value in options.items() if value is not None},
+    )
