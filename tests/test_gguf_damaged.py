@@ -1,4 +1,4 @@
-"""The container, and damaged files: each is refused by one line that names the file and, where it applies, the tensor."""
+"""The container, and damaged files: refused by one line that names the file and, where it applies, the tensor."""
 
 import itertools
 import struct
