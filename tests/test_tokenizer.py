@@ -110,6 +110,15 @@ def test_ignore_merges_takes_a_whole_token():
     assert llama3.encode("zq", add_special=False) == [len(tokens) - 1]
 
 
+def test_a_whole_piece_that_spells_a_control_token_is_only_text():
+    """Llama 3 takes pieces that are tokens whole; a control token that is spelled like a word is no such token."""
+    words = bpe_vocabulary()
+    tokens = [*words["tokens"], "zq"]
+    llama3 = bpe(pre_tokenizer="llama-bpe", tokens=tokens, token_types=[*words["types"], 3])
+    assert spelled(llama3, llama3.encode("zq", add_special=False)) == ["z", "q"]
+    assert llama3.encode("zq", add_special=False, parse_special=True) == [len(tokens) - 1]
+
+
 def test_qwen2_composes_characters():
     assert bpe(pre_tokenizer="qwen2").decode(bpe(pre_tokenizer="qwen2").encode("e\u0301")) == "\u00e9"
     assert bpe(pre_tokenizer="llama-bpe").decode(bpe(pre_tokenizer="llama-bpe").encode("e\u0301")) == "e\u0301"
@@ -222,6 +231,17 @@ def test_stream_that_ends_within_a_character(make):  # HTT-03
     assert stream.finish() == "\ufffd"
     assert stream.finish() == ""
     assert tokenizer.decode(ids) == "ok\ufffd"
+
+
+@pytest.mark.parametrize("make", [bpe, spm])
+def test_a_control_token_ends_a_character_that_was_begun(make):
+    """Bytes on either side of a control token never make a character together."""
+    tokenizer = make()
+    before, after, control = byte_ids(tokenizer, b"\xf0\x9f"), byte_ids(tokenizer, b"\x98\x8a!"), 2
+    stream = tokenizer.stream()
+    assert [*map(stream.put, [*before, control, *after])] == ["", "", "\ufffd", "\ufffd", "\ufffd", "!"]
+    shown = tokenizer.decode([*before, control, *after], skip_special=False)
+    assert shown == "\ufffd" + tokenizer.tokens[control] + "\ufffd\ufffd!"
 
 
 @pytest.mark.parametrize("make", [bpe, spm])
