@@ -1,0 +1,13 @@
+"""The operations of LLM serving, each with the kernels that compute it. Installed as the package `tilewright`."""
+
+from __future__ import annotations
+
+import sys
+
+__tilewright__ = True  # tells this package from others that are called `kernels`
+_other = sys.modules.get({"kernels": "tilewright", "tilewright": "kernels"}.get(__name__, ""))
+if getattr(_other, "__tilewright__", False):
+    raise ImportError(
+        f"{__name__} is being imported into a process that has loaded the same package as {_other.__name__}: the "
+        "repository's folder `kernels` and the installed package `tilewright` are one package, so use one name for it"
+    )
