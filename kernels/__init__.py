@@ -11,3 +11,26 @@ if getattr(_other, "__tilewright__", False):
         f"{__name__} is being imported into a process that has loaded the same package as {_other.__name__}: the "
         "repository's folder `kernels` and the installed package `tilewright` are one package, so use one name for it"
     )
+
+from .dispatch import UnsupportedError, supports  # noqa: E402
+from .layers import (  # noqa: E402
+    embedding,
+    fused_add_rms_norm,
+    gelu_and_mul,
+    rms_norm,
+    rotary,
+    silu_and_mul,
+)
+from .quantized import QuantizedWeight  # noqa: E402
+
+__all__ = [
+    "QuantizedWeight",
+    "UnsupportedError",
+    "embedding",
+    "fused_add_rms_norm",
+    "gelu_and_mul",
+    "rms_norm",
+    "rotary",
+    "silu_and_mul",
+    "supports",
+]
