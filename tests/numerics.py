@@ -1,4 +1,4 @@
-"""How near a kernel has to come to the truth: at most twice as far as PyTorch in the same dtype, plus a stated floor."""
+"""How near a kernel has to come to the truth: at most twice as far as PyTorch in that dtype, plus a stated floor."""
 
 from __future__ import annotations
 
