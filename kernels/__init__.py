@@ -12,6 +12,7 @@ if getattr(_other, "__tilewright__", False):
         "repository's folder `kernels` and the installed package `tilewright` are one package, so use one name for it"
     )
 
+from .attention import append_kv, merge_attention, paged_attention  # noqa: E402
 from .dispatch import UnsupportedError, supports  # noqa: E402
 from .layers import (  # noqa: E402
     embedding,
@@ -26,9 +27,12 @@ from .quantized import QuantizedWeight  # noqa: E402
 __all__ = [
     "QuantizedWeight",
     "UnsupportedError",
+    "append_kv",
     "embedding",
     "fused_add_rms_norm",
     "gelu_and_mul",
+    "merge_attention",
+    "paged_attention",
     "rms_norm",
     "rotary",
     "silu_and_mul",

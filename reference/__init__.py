@@ -10,6 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import layers, quantized
+from . import attention, layers, quantized
 
-OPERATIONS: dict[str, Callable[..., Any]] = {**layers.OPERATIONS, **quantized.OPERATIONS}
+OPERATIONS: dict[str, Callable[..., Any]] = {**attention.OPERATIONS, **layers.OPERATIONS, **quantized.OPERATIONS}
