@@ -94,7 +94,7 @@ def sample(
     if out is not None:
         checks.output("out", out, (batch,), torch.int64, logits)
     args = (logits, temperature, top_k, top_p, min_p, seed, position)
-    run = _sample.select(logits.device.type, backend, *args)
+    run = _sample.select(logits.device, backend, *args)
     if out is None:
         out = torch.empty(batch, dtype=torch.int64, device=logits.device)
     run(*args, out)
