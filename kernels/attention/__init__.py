@@ -110,9 +110,9 @@ def paged_attention(
                 f"out is a {type(out).__name__}; with return_lse={return_lse} it should be "
                 f"{'a pair (result, LSE)' if return_lse else 'one tensor'}"
             )
-        checks.output("out", result, shape, q.dtype, q)
+        checks.output("out", result, shape, q.dtype, q.device)
         if lse is not None:
-            checks.output("out[1]", lse, lse_shape, torch.float32, q)
+            checks.output("out[1]", lse, lse_shape, torch.float32, q.device)
     args = (
         q,
         k_pages,
@@ -210,8 +210,8 @@ def merge_attention(
     outs, lses = tuple(outs), tuple(lses)
     check_merge(outs, lses)
     if out is not None:
-        checks.output("out[0]", out[0], outs[0].shape, outs[0].dtype, outs[0])
-        checks.output("out[1]", out[1], lses[0].shape, torch.float32, outs[0])
+        checks.output("out[0]", out[0], outs[0].shape, outs[0].dtype, outs[0].device)
+        checks.output("out[1]", out[1], lses[0].shape, torch.float32, outs[0].device)
     run = _merge_attention.select(outs[0].device, backend, outs, lses)
     if out is None:
         out = (

@@ -92,7 +92,7 @@ def sample(
         checks.contiguous_rows(name, tensor)
         checks.same_device(name, tensor, "logits", logits)
     if out is not None:
-        checks.output("out", out, (batch,), torch.int64, logits)
+        checks.output("out", out, (batch,), torch.int64, logits.device)
     args = (logits, temperature, top_k, top_p, min_p, seed, position)
     run = _sample.select(logits.device, backend, *args)
     if out is None:
