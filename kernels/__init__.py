@@ -23,6 +23,7 @@ from .layers import (  # noqa: E402
     silu_and_mul,
 )
 from .quantized import QuantizedWeight  # noqa: E402
+from .speculative import sample  # noqa: E402
 
 __all__ = [
     "QuantizedWeight",
@@ -35,6 +36,7 @@ __all__ = [
     "paged_attention",
     "rms_norm",
     "rotary",
+    "sample",
     "silu_and_mul",
     "supports",
 ]

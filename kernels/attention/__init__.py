@@ -110,9 +110,9 @@ def paged_attention(
                 f"out is a {type(out).__name__}; with return_lse={return_lse} it should be "
                 f"{'a pair (result, LSE)' if return_lse else 'one tensor'}"
             )
-        checks.output("out", result, shape, q.dtype, q)
+        checks.output("out", result, shape, q.dtype, q.device)
         if lse is not None:
-            checks.output("out[1]", lse, lse_shape, torch.float32, q)
+            checks.output("out[1]", lse, lse_shape, torch.float32, q.device)
     args = (
         q,
         k_pages,
@@ -131,7 +131,7 @@ def paged_attention(
         tree_mask,
         return_lse,
     )
-    run = _paged_attention.select(q.device.type, backend, *args)
+    run = _paged_attention.select(q.device, backend, *args)
     if out is None:
         out = torch.empty(shape, dtype=q.dtype, device=q.device)
         if return_lse:
@@ -177,7 +177,7 @@ def append_kv(
     check_append(k, v, k_pages, v_pages, slots)
     check_scales(k_pages, k_scale, v_scale)
     args = (k, v, k_pages, v_pages, slots, k_scale, v_scale)
-    _append_kv.select(k.device.type, backend, *args)(*args, None)
+    _append_kv.select(k.device, backend, *args)(*args, None)
 
 
 def merge_attention(
@@ -210,9 +210,9 @@ def merge_attention(
     outs, lses = tuple(outs), tuple(lses)
     check_merge(outs, lses)
     if out is not None:
-        checks.output("out[0]", out[0], outs[0].shape, outs[0].dtype, outs[0])
-        checks.output("out[1]", out[1], lses[0].shape, torch.float32, outs[0])
-    run = _merge_attention.select(outs[0].device.type, backend, outs, lses)
+        checks.output("out[0]", out[0], outs[0].shape, outs[0].dtype, outs[0].device)
+        checks.output("out[1]", out[1], lses[0].shape, torch.float32, outs[0].device)
+    run = _merge_attention.select(outs[0].device, backend, outs, lses)
     if out is None:
         out = (
             torch.empty_like(outs[0], memory_format=torch.contiguous_format),
