@@ -6,7 +6,7 @@ import sys
 
 __tilewright__ = True  # tells this package from others that are called `kernels`
 _other = sys.modules.get({"kernels": "tilewright", "tilewright": "kernels"}.get(__name__, ""))
-if getattr(_other, "__tilewright__", False):
+if _other is not None and getattr(_other, "__tilewright__", False):
     raise ImportError(
         f"{__name__} is being imported into a process that has loaded the same package as {_other.__name__}: the "
         "repository's folder `kernels` and the installed package `tilewright` are one package, so use one name for it"

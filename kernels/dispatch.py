@@ -122,8 +122,8 @@ class Operation:
     def __init__(self, name: str, family: str) -> None:
         if name in _OPERATIONS:
             raise ValueError(f"operation {name!r} is declared twice, in {_OPERATIONS[name].family} and in {family}")
-        self.name = name
-        self.family = family
+        self.name: str = name
+        self.family: str = family
         self._implementations: dict[str, Implementation] = {}
         _OPERATIONS[name] = self
 

@@ -121,14 +121,15 @@ _DECODERS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
 }
 
 
-def dequantize(weight: Any) -> Tensor:
+def dequantize(weight: Any, rows: Tensor | None = None) -> Tensor:
     """The numbers that a quantised weight stands for.
 
     Args:
         weight: a QuantizedWeight of shape (N, K): `format`, `shape`, and `data` uint8 [N, bytes_per_row].
+        rows: int64 [T], which rows to decode, each in 0 .. N - 1; all of them by default.
 
     Returns:
-        float32 [N, K], equal bit for bit to GGML's definition of the format.
+        float32 [N, K], or [T, K] for chosen rows, equal bit for bit to GGML's definition of the format.
 
     Raises:
         ValueError: the format has no decoder.
@@ -136,21 +137,29 @@ def dequantize(weight: Any) -> Tensor:
     if weight.format not in _DECODERS:
         raise ValueError(f"format is {weight.format!r}; it should be one of {', '.join(_DECODERS)}")
     block_bytes, decode = _DECODERS[weight.format]
-    return decode(weight.data.reshape(-1, block_bytes)).reshape(weight.shape)
+    data = weight.data if rows is None else weight.data[rows]
+    return decode(data.reshape(-1, block_bytes)).reshape(len(data), weight.shape[1])
 
 
-def quantized_matmul(x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
-    """x @ dequantize(weight).T + bias, in float64 and rounded once to x.dtype.
+def quantized_matmul(x: Tensor, w: Any, bias: Tensor | None = None) -> Tensor:
+    """x @ w.T + bias, in float64 and rounded once to x.dtype.
 
     Args:
         x: [..., K], any floating dtype.
-        weight: a QuantizedWeight of shape (N, K).
+        w: (N, K), a QuantizedWeight or a dense tensor.
         bias: [N] or None.
 
     Returns:
         [..., N] in x's dtype.
+
+    Raises:
+        ValueError: the weight's format has no decoder.
     """
-    out = x.double() @ dequantize(weight).double().T
+    dense = w if isinstance(w, Tensor) else dequantize(w)
+    out = x.double() @ dense.double().T
     if bias is not None:
         out = out + bias.double()
     return out.to(x.dtype)
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {"quantized_matmul": quantized_matmul}

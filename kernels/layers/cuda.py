@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .. import rows
+from .. import strides
 from ..cuda_launch import launch, supported
 from ..dispatch import Support, implements, no
 from ..quantized import QuantizedWeight
@@ -107,9 +107,9 @@ def _norm(
     elements = policy.pack(
         (x.element_size(), weight.element_size()),
         (width,),
-        rows.aligned((*tensors, weight), policy.ACCESS // x.element_size()),
+        strides.aligned((*tensors, weight), policy.ACCESS // x.element_size()),
     ).taken
-    for part in rows.each(*tensors):
+    for part in strides.each(*tensors):
         addresses = [t.data_ptr() for t in part.tensors] + [0, 0]
         strides = [_Strides(*s) for s in part.strides] + [_Strides(), _Strides()]
         params = _RmsNorm(
@@ -148,9 +148,9 @@ def gelu_and_mul(x: torch.Tensor, approximate: str, out: torch.Tensor) -> None:
 
 def _gated(activation: str, x: torch.Tensor, out: torch.Tensor) -> None:
     width = out.shape[-1]
-    is_aligned = rows.aligned((x, out), policy.ACCESS // x.element_size())
+    is_aligned = strides.aligned((x, out), policy.ACCESS // x.element_size())
     elements = policy.pack((x.element_size(),), (width,), is_aligned).taken
-    for part in rows.each(x, out):
+    for part in strides.each(x, out):
         strides = [_Strides(*s) for s in part.strides]
         addresses = [t.data_ptr() for t in part.tensors]
         params = _Gated(*addresses, *strides, part.count, part.inner, width)
@@ -176,7 +176,7 @@ def rotary(
     if tokens * heads * head_dim == 0:
         return
     packed = policy.ACCESS // q.element_size()
-    is_aligned = rows.aligned((q, k, *out), packed) and rows.aligned((cos_sin,), 4)
+    is_aligned = strides.aligned((q, k, *out), packed) and rows.aligned((cos_sin,), 4)
     elements = policy.pack((q.element_size(),), (half, head_dim - 2 * half), is_aligned).taken
     params = _Rotary(
         *(t.data_ptr() for t in (q, k, *out, positions, cos_sin)),
@@ -207,7 +207,7 @@ def embedding(
     if tokens * width == 0:
         return
     sizes = (weight.element_size(), out.element_size())
-    is_aligned = rows.aligned((weight, out), policy.ACCESS // min(sizes))
+    is_aligned = strides.aligned((weight, out), policy.ACCESS // min(sizes))
     elements = policy.pack(sizes, (width,), is_aligned).taken
     params = _Embedding(
         *(t.data_ptr() for t in (ids, weight, out)),
