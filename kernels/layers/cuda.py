@@ -111,17 +111,17 @@ def _norm(
     ).taken
     for part in strides.each(*tensors):
         addresses = [t.data_ptr() for t in part.tensors] + [0, 0]
-        strides = [_Strides(*s) for s in part.strides] + [_Strides(), _Strides()]
+        steps = [_Strides(*s) for s in part.strides] + [_Strides(), _Strides()]
         params = _RmsNorm(
             x=addresses[0],
             out=addresses[1],
             residual=addresses[2],
             sum=addresses[3],
             weight=weight.data_ptr(),
-            x_strides=strides[0],
-            out_strides=strides[1],
-            residual_strides=strides[2],
-            sum_strides=strides[3],
+            x_strides=steps[0],
+            out_strides=steps[1],
+            residual_strides=steps[2],
+            sum_strides=steps[3],
             rows=part.count,
             inner_rows=part.inner,
             width=width,
@@ -151,9 +151,9 @@ def _gated(activation: str, x: torch.Tensor, out: torch.Tensor) -> None:
     is_aligned = strides.aligned((x, out), policy.ACCESS // x.element_size())
     elements = policy.pack((x.element_size(),), (width,), is_aligned).taken
     for part in strides.each(x, out):
-        strides = [_Strides(*s) for s in part.strides]
+        steps = [_Strides(*s) for s in part.strides]
         addresses = [t.data_ptr() for t in part.tensors]
-        params = _Gated(*addresses, *strides, part.count, part.inner, width)
+        params = _Gated(*addresses, *steps, part.count, part.inner, width)
         name = f"{activation}_and_mul_{SHORT[x.dtype]}_x{elements}"
         launch(name, policy.elementwise(part.count, width, elements), params, x.device)
 
@@ -176,7 +176,7 @@ def rotary(
     if tokens * heads * head_dim == 0:
         return
     packed = policy.ACCESS // q.element_size()
-    is_aligned = strides.aligned((q, k, *out), packed) and rows.aligned((cos_sin,), 4)
+    is_aligned = strides.aligned((q, k, *out), packed) and strides.aligned((cos_sin,), 4)
     elements = policy.pack((q.element_size(),), (half, head_dim - 2 * half), is_aligned).taken
     params = _Rotary(
         *(t.data_ptr() for t in (q, k, *out, positions, cos_sin)),

@@ -85,25 +85,38 @@ def rotary(tokens: int, heads: int, head_dim: int, half: int, elements: int) -> 
 
 @dataclass(frozen=True)
 class TritonTile:
-    """A Triton program's share: `rows` rows, `block` elements of each at a time, `num_warps` warps."""
+    """A Triton program's share: `rows` rows (or heads), `block` elements of each at a time; and its warps."""
 
     rows: int
     block: int
     num_warps: int
 
 
-# A program reads at most this many elements of a row at once; longer rows are read in steps.
-NORM_BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
-ELEMENTWISE_BLOCKS = (64, 256, 1024)
+# Every tile that the functions below can choose: tests/codegen compiles each of them.
+NORM_TILES = (TritonTile(1, 128, 1), TritonTile(1, 512, 1), TritonTile(1, 2048, 4), TritonTile(1, 8192, 8))
+ELEMENTWISE_TILES = (TritonTile(16, 64, 4), TritonTile(1, 1024, 4))
+ROTARY_TILES = (TritonTile(8, 32, 1), TritonTile(8, 64, 2), TritonTile(4, 256, 4))
 
 
-def triton_norm(width: int) -> TritonTile:
-    """The norm in Triton: one row a program, read in one step up to 8192 elements and in steps of 8192 beyond."""
-    block = min(NORM_BLOCKS[-1], max(NORM_BLOCKS[0], next_power_of_two(width)))
-    return TritonTile(1, block, max(1, min(8, block // 512)))
+def _tile(tiles: tuple[TritonTile, ...], length: int) -> Choice[TritonTile]:
+    """The narrowest tile that holds `length` elements; the widest, in several steps, if none does."""
+
+    def objection(tile: TritonTile) -> str:
+        return "" if length <= tile.block or tile is tiles[-1] else f"{length} elements do not fit into {tile.block}"
+
+    return first(tiles, objection)
 
 
-def triton_elementwise(width: int) -> TritonTile:
-    """Elementwise work in Triton: a program takes 1024 elements, of one row, or of several short ones."""
-    block = next((b for b in ELEMENTWISE_BLOCKS if width <= b), ELEMENTWISE_BLOCKS[-1])
-    return TritonTile(ELEMENTWISE_BLOCKS[-1] // block, block, 4)
+def triton_norm(width: int) -> Choice[TritonTile]:
+    """The norm in Triton: a row a program, read in one step up to 8192 elements, in steps of 8192 beyond."""
+    return _tile(NORM_TILES, width)
+
+
+def triton_elementwise(width: int) -> Choice[TritonTile]:
+    """Elementwise work in Triton: a program takes about 1024 elements, of one row or of several short ones."""
+    return _tile(ELEMENTWISE_TILES, width)
+
+
+def triton_rotary(half: int) -> Choice[TritonTile]:
+    """The rotary embedding in Triton: a program turns `half` pairs of a few heads of one token."""
+    return _tile(ROTARY_TILES, half)
