@@ -8,10 +8,12 @@ bindings/modules.py says what each module is made of; nothing here is specific t
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build import build as build_command
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
@@ -25,6 +27,15 @@ FAMILIES = sorted(p.parent.name for p in (ROOT / "kernels").glob("*/__init__.py"
 # Headers and sources that kernels/jit.py compiles on a machine with a GPU.
 DEVICE_SOURCES = sorted(p for pattern in ("*.cu", "*.cuh", "*.h") for p in (ROOT / "csrc" / "cuda").rglob(pattern))
 DEVICE_SOURCES += sorted((ROOT / "csrc" / "common").glob("*.h"))
+
+
+class BuildFresh(build_command):
+    """Starts from an empty folder, so that no file that has since been removed gets into the wheel."""
+
+    def run(self) -> None:
+        """Empties the folder, then builds."""
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
 
 
 class BuildModules(build_ext):
@@ -68,5 +79,5 @@ setup(
     package_data={PACKAGE: ["py.typed"]},
     # One stands for all: its presence makes the wheel a platform wheel and runs the command above.
     ext_modules=[Extension(f"{PACKAGE}._cpu", [])],
-    cmdclass={"build_ext": BuildModules},
+    cmdclass={"build": BuildFresh, "build_ext": BuildModules},
 )

@@ -55,7 +55,7 @@ void norm_row(const RmsNorm& p, std::int64_t r) {
   }
 }
 
-// Turns the pairs of one head; `step` and `apart` place pair i at i * step and i * step + apart.
+// Both read what they need before they write: the output may be the input.
 template <class T>
 void turn_halves(const T* in, T* out, const float* cosines, const float* sines, std::int64_t half) {
   for (std::int64_t i = 0; i < half; i += kLanes) {
@@ -92,8 +92,11 @@ void rotate_token(const Rotary& p, std::int64_t t) {
     for (std::int64_t h = 0; h < from.heads; ++h) {
       const T* in = static_cast<const T*>(from.data) + t * from.token_stride + h * from.head_stride;
       T* out = static_cast<T*>(to.data) + t * to.token_stride + h * to.head_stride;
-      for (std::int64_t i = known ? p.rotary_dim : 0; i < p.head_dim; i += kLanes) {
-        store(out + i, known ? load(in + i, p.head_dim - i) : splat(__builtin_nanf("")), p.head_dim - i);
+      for (std::int64_t i = 0; !known && i < p.rotary_dim; i += kLanes) {
+        store(out + i, splat(__builtin_nanf("")), p.rotary_dim - i);
+      }
+      for (std::int64_t i = p.rotary_dim; in != out && i < p.head_dim; i += kLanes) {
+        store(out + i, load(in + i, p.head_dim - i), p.head_dim - i);
       }
       if (!known) continue;
       if (p.interleaved) turn_pairs(in, out, cosines, cosines + half, half);

@@ -128,7 +128,7 @@ def rotary(
     Args:
         q: [T, num_q_heads, head_dim] float32, float16 or bfloat16; any strides with a contiguous last dimension.
         k: [T, num_kv_heads, head_dim] of q's dtype.
-        positions: [T] int64 or int32. A position outside the table gives NaN, and nothing is read for it.
+        positions: [T] int64 or int32. A position outside the table turns into NaN, and nothing is read for it.
         cos_sin: [max_position, rotary_dim] float32 contiguous, a row's cosines and then its sines.
         interleaved: pairs are (0, 1), (2, 3), ... instead of (0, rotary_dim / 2), (1, rotary_dim / 2 + 1), ... (NeoX).
         out: (like q, like k); may be (q, k), but not overlap them otherwise.
