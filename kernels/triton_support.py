@@ -10,6 +10,8 @@ every function that it calls. Four rules follow for kernels:
 - a mask is made of comparisons that have its shape: the interpreter cannot spread a scalar condition over it;
 - products of matrices are `dot`, and other arithmetic is on float32: the interpreter keeps bfloat16 as integers, and its
   own `tl.dot` multiplies those.
+
+Its conversions to and from bfloat16 and fp8 are replaced as well: its own cut off what they should round.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
-from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime import interpreter
+from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
 from triton.runtime.jit import JITFunction, mangle_type
 
 # What the signature of a compiled kernel calls an element type.
@@ -107,7 +111,7 @@ def launch(
     """
     if device.type == "cpu":
         twin = interpreted(kernel)
-        with _interpreter():
+        with _interpreter(), np.errstate(all="ignore"):  # a device overflows without a word
             twin[tuple(grid)](*arguments, **constants)
         return
     with torch.cuda.device(device):
@@ -142,17 +146,43 @@ def interpreted(function: Any) -> Any:
 
 
 _LIBRARY = [module for module in (tl, tl.core, tl.math, tl.standard, tl.random) if inspect.ismodule(module)]
-_PATCHED = [*_LIBRARY, *(c for c in vars(tl.core).values() if inspect.isclass(c) and c.__module__ == tl.core.__name__)]
+_PATCHED = [InterpreterBuilder, *_LIBRARY, *(c for c in vars(tl.core).values() if inspect.isclass(c) and c.__module__ == tl.core.__name__)]
+_REWIRED = types.SimpleNamespace(restore=lambda: None)
 _one_at_a_time = threading.RLock()
 mangle_type(0)  # imports the rest of Triton, which must find its library as it was compiled
 
 
+_FLOATS = {
+    tl.float32: torch.float32,
+    tl.float16: torch.float16,
+    tl.bfloat16: torch.bfloat16,
+    tl.float8e4nv: torch.float8_e4m3fn,
+    tl.float8e5: torch.float8_e5m2,
+}
+_STORAGE = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
+_cast = InterpreterBuilder.cast_impl
+
+
+def _converted(builder: Any, source: Any, target: Any, rounding: Any = None) -> Any:
+    """`source` as `target`, rounded to nearest even; fp8 saturates and keeps NaN, as the device's instruction does."""
+    before, after = _FLOATS.get(source.dtype.scalar), _FLOATS.get(target.scalar)
+    if before is None or after is None:
+        return _cast(builder, source, target)
+    values = torch.from_numpy(source.data.copy()).view(before).to(torch.float32)
+    if after.itemsize == 1:
+        largest = torch.finfo(after).max
+        values = values.clamp(-largest, largest)
+    result = values.to(after)
+    return TensorHandle(result.view(_STORAGE.get(after, after)).numpy(), target.scalar)
+
+
 @contextmanager
 def _interpreter() -> Iterator[None]:
-    """Triton's library in the interpreter's form, and afterwards exactly as it was.
+    """Triton's library in the interpreter's form, its flaws mended, and afterwards exactly as it was.
 
-    The interpreter rewires `triton.language` while a kernel runs, expects that its library (`tl.sum` and so on) was
-    decorated for it, and does not undo what calls of device functions rewire. Compiling would fail after that.
+    The interpreter rewires `triton.language` at every call of a kernel or device function, does not undo it for the
+    latter, so that compiling would fail afterwards, and expects that the library (`tl.sum` and so on) was decorated for
+    it. Here it is rewired once for all of a launch.
     """
     with _one_at_a_time:
         before = [(owner, dict(vars(owner))) for owner in _PATCHED]
@@ -160,9 +190,14 @@ def _interpreter() -> Iterator[None]:
             for name, value in list(vars(module).items()):
                 if isinstance(value, JITFunction):
                     setattr(module, name, interpreted(value))
+        InterpreterBuilder.cast_impl = InterpreterBuilder.create_fp_to_fp = _converted
+        rewire = interpreter._patch_lang
+        rewire(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+        interpreter._patch_lang = lambda function: _REWIRED
         try:
             yield
         finally:
+            interpreter._patch_lang = rewire
             for owner, members in before:
                 _restore(owner, members)
 

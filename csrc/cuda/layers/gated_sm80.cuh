@@ -26,15 +26,21 @@ struct GatedParams {
 
 enum class Gate { silu, gelu_tanh, gelu_none };
 
+// exp of a negative number alone, which cannot overflow: both tails keep their relative accuracy.
+__device__ __forceinline__ float sigmoid(float x) {
+  const float small = expf(-fabsf(x));
+  return (x < 0.0f ? small : 1.0f) / (1.0f + small);
+}
+
 template <Gate kGate>
 __device__ __forceinline__ float gate(float x) {
   if constexpr (kGate == Gate::silu) {
-    return x / (1.0f + expf(-x));
+    return x * sigmoid(x);
   } else if constexpr (kGate == Gate::gelu_tanh) {
-    // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)), which keeps its relative accuracy in the left tail; 2 sqrt(2 / pi) is in front.
-    return x / (1.0f + expf(-1.5957691216057308f * (x + 0.044715f * x * x * x)));
+    // (1 + tanh(u)) / 2 is the sigmoid of 2u; 2 sqrt(2 / pi) is in front.
+    return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
   } else {
-    return 0.5f * x * erfcf(x * -0.7071067811865475f);  // erfc is as accurate there
+    return 0.5f * x * erfcf(x * -0.7071067811865475f);
   }
 }
 
