@@ -12,6 +12,7 @@ if _other is not None and getattr(_other, "__tilewright__", False):
         "repository's folder `kernels` and the installed package `tilewright` are one package, so use one name for it"
     )
 
+from .attention import append_kv, merge_attention, paged_attention  # noqa: E402
 from .dispatch import UnsupportedError, supports  # noqa: E402
 from .layers import (  # noqa: E402
     embedding,
@@ -22,15 +23,20 @@ from .layers import (  # noqa: E402
     silu_and_mul,
 )
 from .quantized import QuantizedWeight  # noqa: E402
+from .speculative import sample  # noqa: E402
 
 __all__ = [
     "QuantizedWeight",
     "UnsupportedError",
+    "append_kv",
     "embedding",
     "fused_add_rms_norm",
     "gelu_and_mul",
+    "merge_attention",
+    "paged_attention",
     "rms_norm",
     "rotary",
+    "sample",
     "silu_and_mul",
     "supports",
 ]

@@ -7,7 +7,7 @@ A family's `__init__.py` declares each public operation once and calls it throug
     def rms_norm(x, weight, *, eps=1e-6, out=None, backend=None):
         ...                                                     # checks: ValueError; nothing is allocated yet
         args = (x, weight, eps)                                 # every argument in the public order, without `out`
-        run = _rms_norm.select(x.device.type, backend, *args)   # UnsupportedError
+        run = _rms_norm.select(x.device, backend, *args)        # UnsupportedError
         ...                                                     # allocate `out` where it is None
         run(*args, out)
 
@@ -30,6 +30,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import torch
 
 BACKENDS = ("reference", "cpu", "triton", "cuda")
 # What is tried without `backend=`, fastest first. Triton's interpreter and the CUDA emulator (triton and cuda on host
@@ -125,9 +127,10 @@ class Operation:
         self.name: str = name
         self.family: str = family
         self._implementations: dict[str, Implementation] = {}
+        self._automatic: dict[torch.device, tuple[Implementation, ...]] = {}
         _OPERATIONS[name] = self
 
-    def select(self, device: str, backend: str | None, *args: Any) -> Callable[..., Any]:
+    def select(self, device: torch.device, backend: str | None, *args: Any) -> Callable[..., Any]:
         """The function that runs the request `args`: the forced backend's, or the first that supports it.
 
         Raises:
@@ -137,9 +140,8 @@ class Operation:
         if backend is None:
             backend = _forced
         if backend is None:
-            for name in AUTOMATIC.get(device, ("reference",)):
-                implementation = self._implementations.get(name) or self._load(name)
-                if implementation.supports(*args):
+            for implementation in self._automatic.get(device) or self._load_automatic(device):
+                if implementation.supports(*args).supported:
                     return implementation.run
             raise UnsupportedError(self.name, None, self.answers(device, *args))
         if backend is _QUERY:
@@ -148,31 +150,37 @@ class Operation:
             raise UnsupportedError(self.name, backend, self.answers(device, *args))
         return self._implementations[backend].run
 
-    def answers(self, device: str, *args: Any) -> dict[str, Support]:
+    def _load_automatic(self, device: torch.device) -> tuple[Implementation, ...]:
+        names = AUTOMATIC.get(device.type, ("reference",))
+        loaded = tuple(self._implementations.get(name) or self._load(name) for name in names)
+        self._automatic[device] = loaded
+        return loaded
+
+    def answers(self, device: torch.device, *args: Any) -> dict[str, Support]:
         """Every backend's answer to one request."""
         return {backend: self._answer(backend, device, *args) for backend in BACKENDS}
 
-    def _answer(self, backend: str, device: str, *args: Any) -> Support:
+    def _answer(self, backend: str, device: torch.device, *args: Any) -> Support:
         implementation = self._implementations.get(backend) or self._load(backend)
         eligible = DEVICES.get(backend)
-        if eligible is not None and device not in eligible:
-            return no(f"the tensors are on {device}", f"tensors on {' or '.join(eligible)}")
+        if eligible is not None and device.type not in eligible:
+            return no(f"the tensors are on {device.type}", f"tensors on {' or '.join(eligible)}")
         return implementation.supports(*args)
 
     def register(self, backend: str, implementation: Implementation) -> None:
         """Enters a backend's implementation into the table."""
         self._implementations[_backend_name(backend, "backend")] = implementation
+        self._automatic.clear()
+
+    def forget(self, backend: str) -> None:
+        """Takes a backend's implementation out of the table; it is loaded anew when it is next asked for."""
+        self._implementations.pop(backend, None)
+        self._automatic.clear()
 
     def _load(self, backend: str) -> Implementation:
         """Imports the backend's module, which registers; a stand-in that refuses where there is nothing to register."""
         refusal = self._load_reference() if backend == "reference" else self._import(backend)
-        if backend not in self._implementations:
-            # Not kept for the reference, which may be installed later.
-            stand_in = Implementation(_never, lambda *args: refusal)
-            if backend == "reference":
-                return stand_in
-            self._implementations[backend] = stand_in
-        return self._implementations[backend]
+        return self._implementations.setdefault(backend, Implementation(_never, lambda *args: refusal))
 
     def _import(self, backend: str) -> Support:
         nothing = no(f"{self.name} has no {backend} kernel")
@@ -231,7 +239,7 @@ def install_reference(functions: Mapping[str, Callable[..., Any]]) -> None:
     _REFERENCE.update(functions)
     for name in functions:
         if name in _OPERATIONS:
-            _OPERATIONS[name]._implementations.pop("reference", None)
+            _OPERATIONS[name].forget("reference")
 
 
 def supports(operation: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Support]:

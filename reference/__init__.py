@@ -10,6 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import layers, quantized
+from . import attention, layers, quantized, speculative
 
-OPERATIONS: dict[str, Callable[..., Any]] = {**layers.OPERATIONS, **quantized.OPERATIONS}
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    **attention.OPERATIONS,
+    **layers.OPERATIONS,
+    **quantized.OPERATIONS,
+    **speculative.OPERATIONS,
+}

@@ -29,7 +29,7 @@ def double(monkeypatch):
     def double(x, *, out=None, backend=None):
         if x.dim() != 1:
             raise ValueError(f"x has shape {list(x.shape)}; it should have 1 dimension")
-        run = row.select(x.device.type, backend, x)
+        run = row.select(x.device, backend, x)
         if out is None:
             out = torch.empty_like(x)
         run(x, out)
@@ -156,7 +156,7 @@ def test_a_reference_with_several_results_fills_each_output(double):
     row = Operation("halves", "double_family")
     dispatch.install_reference({"halves": lambda x: (x[:1], x[1:])})
     low, high = torch.zeros(1), torch.zeros(1)
-    row.select("cpu", "reference", torch.tensor([3.0, 4.0]))(torch.tensor([3.0, 4.0]), (low, high))
+    row.select(torch.device("cpu"), "reference", torch.tensor([3.0, 4.0]))(torch.tensor([3.0, 4.0]), (low, high))
     assert (low.item(), high.item()) == (3, 4)
 
 

@@ -105,12 +105,18 @@ void rotate_token(const Rotary& p, std::int64_t t) {
   }
 }
 
-f32x16 silu(f32x16 x) { return x / (exp(-x) + 1.0f); }
+// The exponential of -|x| alone: that of |x| would overflow where the result is still a normal number.
+f32x16 sigmoid(f32x16 x) {
+  const f32x16 e = exp(x < 0.0f ? x : -x);
+  return (x < 0.0f ? e : splat(1.0f)) / (e + 1.0f);
+}
 
-// 0.5 x (1 + tanh u) is x / (1 + e^-2u), without the cancellation.
+f32x16 silu(f32x16 x) { return x * sigmoid(x); }
+
+// 0.5 (1 + tanh u) is sigmoid(2 u), without the cancellation.
 f32x16 gelu_tanh(f32x16 x) {
   const f32x16 u = (x + x * x * x * 0.044715f) * 0.7978845608f;
-  return x / (exp(u * -2.0f) + 1.0f);
+  return x * sigmoid(u * 2.0f);
 }
 
 // x times the normal distribution function. The complementary error function of z >= 0 is t e^(P(t) - z^2) with

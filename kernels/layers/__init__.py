@@ -52,13 +52,14 @@ def rms_norm(
         ValueError: a dtype, shape, stride or device is not as above.
         UnsupportedError: no backend supports the request.
     """
-    _check_norm(x, weight, eps)
+    shape, dtype, device = x.shape, x.dtype, x.device
+    _check_norm(x, weight, eps, shape, dtype, device)
     if out is not None:
-        checks.output("out", out, x.shape, x.dtype, x)
+        checks.output("out", out, shape, dtype, device)
     args = (x, weight, eps, weight_offset)
-    run = _rms_norm.select(x.device.type, backend, *args)
+    run = _rms_norm.select(device, backend, *args)
     if out is None:
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        out = torch.empty_like(x)
     run(*args, out)
     return out
 
@@ -93,19 +94,20 @@ def fused_add_rms_norm(
         ValueError: a dtype, shape, stride or device is not as above.
         UnsupportedError: no backend supports the request.
     """
-    _check_norm(x, weight, eps)
-    checks.dtype("residual", residual, (x.dtype,))
-    checks.shape("residual", residual, x.shape, "that of x")
-    checks.contiguous_rows("residual", residual)
-    checks.same_device("residual", residual, "x", x)
+    shape, dtype, device = x.shape, x.dtype, x.device
+    _check_norm(x, weight, eps, shape, dtype, device)
+    if residual.shape != shape or residual.dtype != dtype or residual.device != device or residual.stride()[-1] != 1:
+        checks.dtype("residual", residual, (dtype,))
+        checks.shape("residual", residual, shape, "that of x")
+        checks.contiguous_rows("residual", residual)
+        checks.same_device("residual", residual, "x", x)
     if out is not None:
-        checks.output("out[0]", out[0], x.shape, x.dtype, x)
-        checks.output("out[1]", out[1], x.shape, x.dtype, x)
+        checks.output("out[0]", out[0], shape, dtype, device)
+        checks.output("out[1]", out[1], shape, dtype, device)
     args = (x, residual, weight, eps, weight_offset)
-    run = _fused_add_rms_norm.select(x.device.type, backend, *args)
+    run = _fused_add_rms_norm.select(device, backend, *args)
     if out is None:
-        normed, total = torch.empty((2, *x.shape), dtype=x.dtype, device=x.device)
-        out = (normed, total)
+        out = (torch.empty_like(x), torch.empty_like(x))
     run(*args, out)
     return out
 
@@ -143,15 +145,13 @@ def rotary(
     """
     _check_rotary(q, k, positions, cos_sin)
     if out is not None:
-        checks.output("out[0]", out[0], q.shape, q.dtype, q)
-        checks.output("out[1]", out[1], k.shape, k.dtype, q)
+        for i, x in enumerate((q, k)):
+            if out[i] is not x:
+                checks.output(f"out[{i}]", out[i], x.shape, x.dtype, x.device)
     args = (q, k, positions, cos_sin, interleaved)
-    run = _rotary.select(q.device.type, backend, *args)
+    run = _rotary.select(q.device, backend, *args)
     if out is None:
-        out = (
-            torch.empty(q.shape, dtype=q.dtype, device=q.device),
-            torch.empty(k.shape, dtype=k.dtype, device=k.device),
-        )
+        out = (torch.empty_like(q), torch.empty_like(k))
     run(*args, out)
     return out
 
@@ -173,9 +173,9 @@ def silu_and_mul(x: torch.Tensor, *, out: torch.Tensor | None = None, backend: s
         UnsupportedError: no backend supports the request.
     """
     shape = _check_gated(x, out)
-    run = _silu_and_mul.select(x.device.type, backend, x)
+    run = _silu_and_mul.select(x.device, backend, x)
     if out is None:
-        out = torch.empty(shape, dtype=x.dtype, device=x.device)
+        out = x.new_empty(shape)
     run(x, out)
     return out
 
@@ -207,9 +207,9 @@ def gelu_and_mul(
         raise ValueError(f"approximate is {approximate!r}; it should be 'tanh' or 'none'")
     shape = _check_gated(x, out)
     args = (x, approximate)
-    run = _gelu_and_mul.select(x.device.type, backend, *args)
+    run = _gelu_and_mul.select(x.device, backend, *args)
     if out is None:
-        out = torch.empty(shape, dtype=x.dtype, device=x.device)
+        out = x.new_empty(shape)
     run(*args, out)
     return out
 
@@ -255,22 +255,40 @@ def embedding(
         raise ValueError(f"out_dtype is {out_dtype}; it should be float32, float16 or bfloat16")
     shape = (ids.shape[0], weight.shape[1])
     if out is not None:
-        checks.output("out", out, shape, out_dtype, ids)
+        checks.output("out", out, shape, out_dtype, ids.device)
     args = (ids, weight, scale, out_dtype)
-    run = _embedding.select(ids.device.type, backend, *args)
+    run = _embedding.select(ids.device, backend, *args)
     if out is None:
         out = torch.empty(shape, dtype=out_dtype, device=ids.device)
     run(*args, out)
     return out
 
 
-def _check_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+def _check_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    shape: torch.Size,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    if (
+        shape
+        and dtype in FLOATS
+        and x.stride()[-1] == 1
+        and weight.shape == (shape[-1],)
+        and weight.dtype in FLOATS
+        and weight.is_contiguous()
+        and weight.device == device
+        and eps >= 0
+    ):
+        return
     checks.dtype("x", x, FLOATS)
-    if x.dim() == 0:
+    if not shape:
         raise ValueError("x has no dimensions; it should be [..., D]")
     checks.contiguous_rows("x", x)
     checks.dtype("weight", weight, FLOATS)
-    checks.shape("weight", weight, x.shape[-1:], "D, the last dimension of x")
+    checks.shape("weight", weight, shape[-1:], "D, the last dimension of x")
     checks.contiguous_rows("weight", weight)
     checks.same_device("weight", weight, "x", x)
     if not eps >= 0:
@@ -278,10 +296,27 @@ def _check_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
 
 
 def _check_rotary(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> None:
+    device, dtype = q.device, q.dtype
+    if (
+        q.dim() == k.dim() == 3
+        and dtype in FLOATS
+        and k.dtype == dtype
+        and positions.dtype in INDICES
+        and cos_sin.dtype == torch.float32
+        and q.stride()[2] == 1
+        and k.stride()[2] == 1
+        and positions.stride() == (1,)
+        and cos_sin.is_contiguous()
+        and k.device == device
+        and positions.device == device
+        and cos_sin.device == device
+        and _rotary_shapes_fit(q.shape, k.shape, positions.shape, cos_sin.shape)
+    ):
+        return
     checks.dtype("q", q, FLOATS)
     checks.rank("q", q, 3, "[T, num_q_heads, head_dim]")
     checks.contiguous_rows("q", q)
-    checks.dtype("k", k, (q.dtype,))
+    checks.dtype("k", k, (dtype,))
     checks.rank("k", k, 3, "[T, num_kv_heads, head_dim]")
     checks.shape("k", k, (q.shape[0], k.shape[1], q.shape[2]), "T and head_dim are those of q")
     checks.contiguous_rows("k", k)
@@ -301,12 +336,27 @@ def _check_rotary(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos
         checks.same_device(name, tensor, "q", q)
 
 
+def _rotary_shapes_fit(
+    q: tuple[int, ...], k: tuple[int, ...], positions: tuple[int, ...], cos_sin: tuple[int, ...]
+) -> bool:
+    tokens, _, head_dim = q
+    return (
+        k[0] == tokens
+        and k[2] == head_dim
+        and positions == (tokens,)
+        and len(cos_sin) == 2
+        and cos_sin[1] % 2 == 0
+        and cos_sin[1] <= head_dim
+    )
+
+
 def _check_gated(x: torch.Tensor, out: torch.Tensor | None) -> tuple[int, ...]:
     checks.dtype("x", x, FLOATS)
-    if x.dim() == 0 or x.shape[-1] % 2:
-        raise ValueError(f"x has shape {list(x.shape)}; its last dimension should be even: F of the gate, then F of up")
+    shape = x.shape
+    if not shape or shape[-1] % 2:
+        raise ValueError(f"x has shape {list(shape)}; its last dimension should be even: F of the gate, then F of up")
     checks.contiguous_rows("x", x)
-    shape = (*x.shape[:-1], x.shape[-1] // 2)
+    result = (*shape[:-1], shape[-1] // 2)
     if out is not None:
-        checks.output("out", out, shape, x.dtype, x)
-    return shape
+        checks.output("out", out, result, x.dtype, x.device)
+    return result

@@ -18,25 +18,21 @@ def _always(*args: Any) -> Support:
 
 @implements("rms_norm", "cpu", supports=_always)
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, weight_offset: float, out: torch.Tensor) -> None:
-    source = as_rows(x)
-
-    def write(target: torch.Tensor) -> None:
-        rows, columns = source.shape
-        _cpu.rms_norm(
-            rows,
-            columns,
-            source.data_ptr(),
-            source.stride(0),
-            weight.data_ptr(),
-            eps,
-            weight_offset,
-            target.data_ptr(),
-            target.stride(0),
-            CODES[x.dtype],
-            CODES[weight.dtype],
-        )
-
-    write_rows(out, write)
+    if x.dim() != 2:
+        source = as_rows(x)
+        return write_rows(out, lambda target: rms_norm(source, weight, eps, weight_offset, target))
+    _cpu.rms_norm(
+        *x.shape,
+        x.data_ptr(),
+        x.stride()[0],
+        weight.data_ptr(),
+        eps,
+        weight_offset,
+        out.data_ptr(),
+        out.stride()[0],
+        CODES[x.dtype],
+        CODES[weight.dtype],
+    )
 
 
 @implements("fused_add_rms_norm", "cpu", supports=_always)
@@ -48,33 +44,33 @@ def fused_add_rms_norm(
     weight_offset: float,
     out: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
-    source, added = as_rows(x), as_rows(residual)
-
-    def write(normed: torch.Tensor, total: torch.Tensor) -> None:
-        rows, columns = source.shape
-        _cpu.fused_add_rms_norm(
-            rows,
-            columns,
-            source.data_ptr(),
-            source.stride(0),
-            added.data_ptr(),
-            added.stride(0),
-            weight.data_ptr(),
-            eps,
-            weight_offset,
-            normed.data_ptr(),
-            normed.stride(0),
-            total.data_ptr(),
-            total.stride(0),
-            CODES[x.dtype],
-            CODES[weight.dtype],
+    if x.dim() != 2:
+        inputs = (as_rows(x), as_rows(residual), weight, eps, weight_offset)
+        return write_rows(
+            out[0], lambda normed: write_rows(out[1], lambda total: fused_add_rms_norm(*inputs, (normed, total)))
         )
-
-    write_rows(out[0], lambda normed: write_rows(out[1], lambda total: write(normed, total)))
+    normed, total = out
+    _cpu.fused_add_rms_norm(
+        *x.shape,
+        x.data_ptr(),
+        x.stride()[0],
+        residual.data_ptr(),
+        residual.stride()[0],
+        weight.data_ptr(),
+        eps,
+        weight_offset,
+        normed.data_ptr(),
+        normed.stride()[0],
+        total.data_ptr(),
+        total.stride()[0],
+        CODES[x.dtype],
+        CODES[weight.dtype],
+    )
 
 
 def _heads(x: torch.Tensor) -> tuple[int, int, int, int]:
-    return (x.data_ptr(), x.shape[1], x.stride(0), x.stride(1))
+    token_stride, head_stride, _ = x.stride()
+    return (x.data_ptr(), x.shape[1], token_stride, head_stride)
 
 
 @implements("rotary", "cpu", supports=_always)
@@ -88,15 +84,16 @@ def rotary(
 ) -> None:
     tokens, _, head_dim = q.shape
     max_position, rotary_dim = cos_sin.shape
+    q_heads, k_heads = _heads(q), _heads(k)
     _cpu.rotary(
         tokens,
         head_dim,
         rotary_dim,
         max_position,
-        _heads(q),
-        _heads(k),
-        _heads(out[0]),
-        _heads(out[1]),
+        q_heads,
+        k_heads,
+        q_heads if out[0] is q else _heads(out[0]),
+        k_heads if out[1] is k else _heads(out[1]),
         positions.data_ptr(),
         positions.dtype == torch.int64,
         cos_sin.data_ptr(),
@@ -109,22 +106,18 @@ _ACTIVATIONS = {"silu": 0, "tanh": 1, "none": 2}
 
 
 def _gated(x: torch.Tensor, activation: str, out: torch.Tensor) -> None:
-    source = as_rows(x)
-
-    def write(target: torch.Tensor) -> None:
-        rows, columns = target.shape
-        _cpu.gated_activation(
-            rows,
-            columns,
-            source.data_ptr(),
-            source.stride(0),
-            target.data_ptr(),
-            target.stride(0),
-            _ACTIVATIONS[activation],
-            CODES[x.dtype],
-        )
-
-    write_rows(out, write)
+    if x.dim() != 2:
+        source = as_rows(x)
+        return write_rows(out, lambda target: _gated(source, activation, target))
+    _cpu.gated_activation(
+        *out.shape,
+        x.data_ptr(),
+        x.stride()[0],
+        out.data_ptr(),
+        out.stride()[0],
+        _ACTIVATIONS[activation],
+        CODES[x.dtype],
+    )
 
 
 @implements("silu_and_mul", "cpu", supports=_always)
