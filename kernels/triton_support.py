@@ -67,6 +67,7 @@ class Configuration:
         constants: its `tl.constexpr` arguments by name.
         num_warps: of a program.
         num_stages: of software pipelining.
+        capability: the least that it needs, times ten: 89 for conversions to e4m3.
     """
 
     kernel: Any
@@ -74,6 +75,7 @@ class Configuration:
     constants: Mapping[str, Any] = field(hash=False)
     num_warps: int = 4
     num_stages: int = 1
+    capability: int = 80
 
     @property
     def name(self) -> str:
