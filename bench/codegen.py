@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.compiled import ROOT, Kernel, everything
-from bench.cubin import occupancy
+from bench.cubin import MULTIPROCESSORS, occupancy
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -103,8 +103,9 @@ def judge(kernel: Kernel, budgets: Iterable[Budget]) -> Row:
     dynamic = kernel.dynamic_shared_bytes
     if dynamic is None:
         dynamic = budget.dynamic_shared_bytes if budget else 0
+    static = max(0, figures.shared_bytes - MULTIPROCESSORS[kernel.architecture].reserve_in_cubin)
     # What Triton says is all that a launch takes; the cubin's own figure is then part of it.
-    shared = max(figures.shared_bytes, dynamic) if kernel.backend == "triton" else figures.shared_bytes + dynamic
+    shared = max(static, dynamic) if kernel.backend == "triton" else static + dynamic
     resident = occupancy(kernel.architecture, threads, figures.registers, shared)
     if budget is None:
         return Row(kernel, threads, shared, resident, (f"{who}: no budget covers it",))

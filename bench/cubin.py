@@ -102,13 +102,14 @@ class Multiprocessor:
     warp_unit: int = 4  # and to as many warps at once: one for each of the four schedulers
     shared_unit: int = 128
     shared_reserved: int = 1024  # of every block, for the system
+    reserve_in_cubin: int = 0  # what of that the cubin's figure of a kernel with shared memory already holds
 
 
 MULTIPROCESSORS = {
     "sm_80": Multiprocessor(64, 32, 164 * 1024),
-    "sm_90": Multiprocessor(64, 32, 228 * 1024),
-    "sm_90a": Multiprocessor(64, 32, 228 * 1024),
-    "sm_100": Multiprocessor(64, 32, 228 * 1024),
+    "sm_90": Multiprocessor(64, 32, 228 * 1024, reserve_in_cubin=1024),
+    "sm_90a": Multiprocessor(64, 32, 228 * 1024, reserve_in_cubin=1024),
+    "sm_100": Multiprocessor(64, 32, 228 * 1024, reserve_in_cubin=1024),
 }
 
 
