@@ -52,7 +52,7 @@ def quantized_matmul(
         checks.same_device("bias", bias, "x", x)
     shape = (*x.shape[:-1], features)
     if out is not None:
-        checks.output("out", out, shape, x.dtype, x)
+        checks.output("out", out, shape, x.dtype, x.device)
     args = (x, w, bias)
     run = _quantized_matmul.select(x.device, backend, *args)
     if out is None:
