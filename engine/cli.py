@@ -44,8 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character should not end the output
     try:
         args = _parser().parse_args(argv)
-        if args.threads is not None:
-            _set_threads(args.threads)
+        _set_threads(args.threads, args.backend)
         forced = force_backend(BACKENDS[args.backend]) if args.backend else contextlib.nullcontext()
         with forced:
             code = args.run(args)
@@ -71,14 +70,20 @@ def _fail(message: str) -> int:
     return 2
 
 
-def _set_threads(threads: int) -> None:
+def _set_threads(threads: int | None, backend: str | None) -> None:
     """Threads of the native kernels and of PyTorch, on which the references run."""
-    torch.set_num_threads(threads)
+    if backend != "reference":
+        # Next to native kernels the references only do small things. With threads of their own the two pools would
+        # compete for the cores at every operation, which costs far more than it gains.
+        torch.set_num_threads(1)
+    elif threads is not None:
+        torch.set_num_threads(threads)
     try:
         native = importlib.import_module("kernels._cpu")
     except ImportError:  # not built: the references serve
         return
-    native.set_num_threads(threads)
+    if threads is not None:
+        native.set_num_threads(threads)
 
 
 class _Parser(argparse.ArgumentParser):
