@@ -106,7 +106,7 @@ _positive.__name__ = "positive integer"  # what argparse calls it in its message
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m engine", description="Generate text with a language model, or describe one.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    common = argparse.ArgumentParser(add_help=False)
+    common = _Parser(add_help=False)
     common.add_argument(
         "--model", required=True, metavar="MODEL", help=f"a path to a .gguf file, or one of: {', '.join(MODELS)}"
     )

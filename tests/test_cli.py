@@ -125,7 +125,7 @@ def test_info(capsys, model):
     code, out, err = run(capsys, "info", "--model", model)
     assert (code, err) == (0, "")
     checkpoint = load_gguf(model)
-    lines = dict((line[:14].strip(), line[14:]) for line in out.splitlines())
+    lines = {line[:14].strip(): line[14:] for line in out.splitlines()}
     assert lines["file"] == model
     assert lines["architecture"].startswith("llama, 2 layers of width 64, 4 query and 2 key heads of 16")
     assert lines["parameters"] == f"{checkpoint.num_parameters:,}"
