@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 import reference
 from engine.models import ModelError, resolve
 from kernels.dispatch import install_reference
 
 install_reference(reference.OPERATIONS)
+# Workers share the cores among themselves and with the kernels' own threads.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
