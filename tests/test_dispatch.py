@@ -196,7 +196,8 @@ def test_an_unknown_backend_in_the_environment_is_named():
     done = _python(code, TILEWRIGHT_BACKEND="gpu")
     assert done.returncode != 0
     assert "ValueError: TILEWRIGHT_BACKEND is 'gpu'; it should be one of reference, cpu, triton, cuda" in done.stderr
-    done = _python("import sys, engine.cli; sys.exit(engine.cli.main(['info', '--model', 'x']))", TILEWRIGHT_BACKEND="gpu")
+    code = "import sys, engine.cli; sys.exit(engine.cli.main(['info', '--model', 'x']))"
+    done = _python(code, TILEWRIGHT_BACKEND="gpu")
     assert done.returncode == 2
     assert done.stderr == "error: TILEWRIGHT_BACKEND is 'gpu'; it should be one of reference, cpu, triton, cuda\n"
 
