@@ -38,11 +38,12 @@ class Unit:
 
 @dataclass(frozen=True)
 class Module:
-    """A shared library that Python imports: its units and what the linker is told."""
+    """A shared library that Python imports: its units, what the linker is told, and who calls it (default `cxx()`)."""
 
     name: str
     units: tuple[Unit, ...]
     link: tuple[str, ...] = ()
+    linker: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def build(module: Module, target: Path, folder: Path) -> Built:
         with ThreadPoolExecutor(parallel_jobs()) as pool:
             compiled = sum(pool.map(lambda unit: _compile(unit, folder), module.units))
         objects = [unit.object_in(folder) for unit in module.units]
-        command = [*cxx(), "-shared", *map(str, objects), "-o", str(target), *module.link]
+        command = [*(module.linker or cxx()), "-shared", *map(str, objects), "-o", str(target), *module.link]
         record = folder / f"{module.name}.link"
         fresh = target.exists() and record.exists() and record.read_text() == shlex.join(command)
         if not fresh or any(o.stat().st_mtime > target.stat().st_mtime for o in objects):

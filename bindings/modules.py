@@ -23,7 +23,12 @@ def _python_flags(name: str) -> list[str]:
 
     paths = sysconfig.get_paths()
     includes = dict.fromkeys([paths["include"], paths["platinclude"], pybind11.get_include()])
-    return [f"-DTW_MODULE={name}", *(f"-isystem{path}" for path in includes), f"-I{ROOT}", f"-I{ROOT / 'csrc'}"]
+    return [
+        f"-DTW_MODULE={name}",
+        *(flag for path in includes for flag in ("-isystem", path)),
+        f"-I{ROOT}",
+        f"-I{ROOT / 'csrc'}",
+    ]
 
 
 def cpu_module() -> Module:
@@ -63,15 +68,14 @@ def cuda_module() -> Module | Skipped:
             "nvcc was found neither on the path nor under CUDA_HOME. Where CuPy is installed, the CUDA kernels are "
             "compiled at run time instead",
         )
-    toolkit = Path(nvcc).resolve().parents[1]
-    host = ["-ccbin", cxx()[0], "-Xcompiler", "-fPIC,-fvisibility=hidden"]
+    host = ("-ccbin", cxx()[0], "-Xcompiler", "-fPIC,-fvisibility=hidden")
+    common = (nvcc, "-std=c++17", "-O3", *host, f"-I{ROOT / 'csrc'}", f"-I{ROOT}")
     targets = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in CUDA_ARCHITECTURES]
     targets.append("-gencode=arch=compute_90,code=compute_90")
-    device = (nvcc, "-std=c++17", "-O3", "-lineinfo", *host, *targets, f"-I{ROOT / 'csrc'}", f"-I{ROOT}")
-    units = [Unit(source, device) for source in emulator.kernel_sources()]
-    binding = (*cxx(), *cpu.BASE, *_python_flags("_cuda"), f"-isystem{toolkit / 'include'}")
-    units.append(Unit(ROOT / "bindings" / "cuda.cpp", binding))
-    return Module("_cuda", tuple(units), (f"-L{toolkit / 'lib64'}", "-lcudart_static", "-ldl", "-lrt", "-pthread"))
+    units = [Unit(source, (*common, "-lineinfo", *targets)) for source in emulator.kernel_sources()]
+    # By nvcc as well, which knows where its own headers are.
+    units.append(Unit(ROOT / "bindings" / "cuda.cpp", (*common, *_python_flags("_cuda"))))
+    return Module("_cuda", tuple(units), ("-cudart", "static"), (nvcc, *host))
 
 
 def package_modules() -> list[Module | Skipped]:

@@ -14,10 +14,7 @@ from typing import Any
 
 import gguf
 import numpy as np
-import pytest
 from gguf import GGMLQuantizationType as Q
-
-from engine.models import ModelError, resolve
 
 # --- whole models ---------------------------------------------------------------------------------------------------
 
@@ -311,15 +308,3 @@ def raw_gguf(
     )
     head = magic + struct.pack("<IQQ", version, *counts) + b"".join(entries) + b"".join(tensors)
     return head + bytes(-len(head) % alignment) + data
-
-
-# --- the real model ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="session")
-def smollm2_path() -> Path:
-    """The SmolLM2 file, fetched when it is not in the cache. Without it a test is skipped, and says why."""
-    try:
-        return resolve("smollm2")
-    except ModelError as problem:
-        pytest.skip(str(problem))

@@ -20,7 +20,6 @@ from reference.quantized import dequantize
 from tests.gguf_files import (
     bpe_vocabulary,
     permute_rows,
-    smollm2_path,  # noqa: F401 - a fixture
     tiny_model,
     write_model,
 )
@@ -288,7 +287,7 @@ def test_config_that_makes_no_sense(tmp_path, changes, message):
 # --- the real model ---------------------------------------------------------------------------------------------------
 
 
-def test_smollm2(smollm2_path):  # noqa: F811
+def test_smollm2(smollm2_path):
     checkpoint = load_gguf(smollm2_path)
     config = checkpoint.config
     assert (config.architecture, config.num_layers, config.hidden_size, config.intermediate_size) == (
@@ -318,7 +317,7 @@ print(json.dumps([seconds, peak * 1024]))
 """
 
 
-def test_loading_is_quick_and_small(smollm2_path):  # noqa: F811
+def test_loading_is_quick_and_small(smollm2_path):
     """Loading takes under 2 s and at most 1.3x of the file in memory, what is mapped included."""
     best = None
     for _ in range(3):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.tokenizer import Tokenizer
 from engine.tokenizer_models import PRE_TOKENIZERS
 from engine.weights import load_gguf
-from tests.gguf_files import bpe_vocabulary, smollm2_path, spm_vocabulary  # noqa: F401 - a fixture
+from tests.gguf_files import bpe_vocabulary, spm_vocabulary
 
 GOLDENS = json.loads(Path(__file__).with_name("goldens").joinpath("tokenizer.json").read_text())
 
@@ -37,7 +37,7 @@ def spelled(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
 # --- other people's encodings ---------------------------------------------------------------------------------------
 
 
-def test_smollm2_encodes_as_transformers_does(smollm2_path):  # noqa: F811
+def test_smollm2_encodes_as_transformers_does(smollm2_path):
     tokenizer = load_gguf(smollm2_path).tokenizer
     for text, ids in GOLDENS["smollm2"]["plain"]:
         assert tokenizer.encode(text) == ids, repr(text)

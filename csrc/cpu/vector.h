@@ -10,7 +10,6 @@
 
 #include "common/dtype.h"
 
-#pragma GCC diagnostic ignored "-Wpsabi"  // lanes are never passed to another unit
 
 namespace tw::TW_ISA {
 namespace {

@@ -1,0 +1,1 @@
+"""What every operation costs: one module a family, and the harness that they share."""

@@ -1,0 +1,43 @@
+#include "cuda/attention/append_kv_sm80.cuh"
+
+#include "cuda/launch.h"
+
+using namespace tw::attention;
+
+// append_kv_<tokens>_<pages>_x<elements an access>
+TW_KERNEL("append_kv_f32_f32_x4", append_kv<float, float, 4>)
+TW_KERNEL("append_kv_f32_f32_x1", append_kv<float, float, 1>)
+TW_KERNEL("append_kv_f32_f16_x4", append_kv<float, __half, 4>)
+TW_KERNEL("append_kv_f32_f16_x1", append_kv<float, __half, 1>)
+TW_KERNEL("append_kv_f32_bf16_x4", append_kv<float, __nv_bfloat16, 4>)
+TW_KERNEL("append_kv_f32_bf16_x1", append_kv<float, __nv_bfloat16, 1>)
+TW_KERNEL("append_kv_f32_e4m3_x4", append_kv<float, __nv_fp8_e4m3, 4>)
+TW_KERNEL("append_kv_f32_e4m3_x1", append_kv<float, __nv_fp8_e4m3, 1>)
+TW_KERNEL("append_kv_f32_e5m2_x4", append_kv<float, __nv_fp8_e5m2, 4>)
+TW_KERNEL("append_kv_f32_e5m2_x1", append_kv<float, __nv_fp8_e5m2, 1>)
+TW_KERNEL("append_kv_f32_i8_x4", append_kv<float, int8_t, 4>)
+TW_KERNEL("append_kv_f32_i8_x1", append_kv<float, int8_t, 1>)
+TW_KERNEL("append_kv_f16_f32_x8", append_kv<__half, float, 8>)
+TW_KERNEL("append_kv_f16_f32_x1", append_kv<__half, float, 1>)
+TW_KERNEL("append_kv_f16_f16_x8", append_kv<__half, __half, 8>)
+TW_KERNEL("append_kv_f16_f16_x1", append_kv<__half, __half, 1>)
+TW_KERNEL("append_kv_f16_bf16_x8", append_kv<__half, __nv_bfloat16, 8>)
+TW_KERNEL("append_kv_f16_bf16_x1", append_kv<__half, __nv_bfloat16, 1>)
+TW_KERNEL("append_kv_f16_e4m3_x8", append_kv<__half, __nv_fp8_e4m3, 8>)
+TW_KERNEL("append_kv_f16_e4m3_x1", append_kv<__half, __nv_fp8_e4m3, 1>)
+TW_KERNEL("append_kv_f16_e5m2_x8", append_kv<__half, __nv_fp8_e5m2, 8>)
+TW_KERNEL("append_kv_f16_e5m2_x1", append_kv<__half, __nv_fp8_e5m2, 1>)
+TW_KERNEL("append_kv_f16_i8_x8", append_kv<__half, int8_t, 8>)
+TW_KERNEL("append_kv_f16_i8_x1", append_kv<__half, int8_t, 1>)
+TW_KERNEL("append_kv_bf16_f32_x8", append_kv<__nv_bfloat16, float, 8>)
+TW_KERNEL("append_kv_bf16_f32_x1", append_kv<__nv_bfloat16, float, 1>)
+TW_KERNEL("append_kv_bf16_f16_x8", append_kv<__nv_bfloat16, __half, 8>)
+TW_KERNEL("append_kv_bf16_f16_x1", append_kv<__nv_bfloat16, __half, 1>)
+TW_KERNEL("append_kv_bf16_bf16_x8", append_kv<__nv_bfloat16, __nv_bfloat16, 8>)
+TW_KERNEL("append_kv_bf16_bf16_x1", append_kv<__nv_bfloat16, __nv_bfloat16, 1>)
+TW_KERNEL("append_kv_bf16_e4m3_x8", append_kv<__nv_bfloat16, __nv_fp8_e4m3, 8>)
+TW_KERNEL("append_kv_bf16_e4m3_x1", append_kv<__nv_bfloat16, __nv_fp8_e4m3, 1>)
+TW_KERNEL("append_kv_bf16_e5m2_x8", append_kv<__nv_bfloat16, __nv_fp8_e5m2, 8>)
+TW_KERNEL("append_kv_bf16_e5m2_x1", append_kv<__nv_bfloat16, __nv_fp8_e5m2, 1>)
+TW_KERNEL("append_kv_bf16_i8_x8", append_kv<__nv_bfloat16, int8_t, 8>)
+TW_KERNEL("append_kv_bf16_i8_x1", append_kv<__nv_bfloat16, int8_t, 1>)
