@@ -17,7 +17,8 @@ void quantized_matmul(std::int64_t rows, std::uintptr_t x, std::int64_t x_stride
                       std::int64_t weight_rows, std::int64_t columns, std::int64_t row_bytes, int format,
                       std::uintptr_t bias, std::uintptr_t out, std::int64_t out_stride, int dtype, int bias_dtype) {
   const Weight w{pointer(weight), weight_rows, columns, row_bytes, WeightFormat(format)};
-  const Matmul p{rows, pointer(x), x_stride, w, pointer(bias), pointer(out), out_stride, Dtype(dtype), Dtype(bias_dtype)};
+  const Matmul p{rows,         pointer(x), x_stride,     w,                pointer(bias),
+                 pointer(out), out_stride, Dtype(dtype), Dtype(bias_dtype)};
   pick(portable::matmul, avx2::matmul, avx512::matmul)(p);
 }
 

@@ -6,12 +6,12 @@
 // decoded to float32 exactly, so how they are stored does not matter either.
 //
 // Few rows (M <= kFewRows, decode): each weight byte is read once and used in registers, so the bound is N * row_bytes
-// over the memory's bandwidth as long as decoding keeps up: 28 vector operations for 4 x 32 four-bit weights on AVX-512,
+// over the memory's bandwidth as long as decoding keeps up: on AVX-512, 28 vector operations for 4 x 32 four-bit weights
 // and a fifth more for their scales.
 // Many rows (prefill): 2 M N K flops bound it. A panel of weight rows is decoded once for all of M into a buffer of
 // kPanelBytes, which stays in the second-level cache; x is walked in tiles of kTileRows rows by kTileColumns weight
-// rows, whose accumulators fill the registers. Threads split the columns of `out`, and its rows too where there are more
-// threads than groups of kTileColumns columns.
+// rows, whose accumulators fill the registers. Threads split the columns of `out`, and its rows too where there are
+// more threads than groups of kTileColumns columns.
 #include "cpu/matmul.h"
 
 #include "cpu/runtime/aligned.h"
@@ -60,7 +60,9 @@ struct PackedGroup {
   }
 
   using Scales = typename Format::Scales;
-  TW_INLINE void prepare(std::int64_t step, int count, int n, Scales& s) const { Format::prepare(rows[n], step, count, s); }
+  TW_INLINE void prepare(std::int64_t step, int count, int n, Scales& s) const {
+    Format::prepare(rows[n], step, count, s);
+  }
   TW_INLINE void load(std::int64_t step, int n, const Scales& s, int i, Lanes (&w)[2]) const {
     Format::decode(rows[n], step, columns, s, i, w);
   }
