@@ -66,16 +66,17 @@ def _check_product(
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    dense = isinstance(w, torch.Tensor)
     if (
         shape
         and dtype in FLOATS
         and x.stride()[-1] == 1
-        and (dense or isinstance(w, QuantizedWeight))
-        and len(w.shape) == 2
+        and (
+            (w.dtype in FLOATS and w.dim() == 2 and w.stride()[1] == 1)
+            if isinstance(w, torch.Tensor)
+            else isinstance(w, QuantizedWeight)
+        )
         and shape[-1] == w.shape[1]
         and w.device == device
-        and (not dense or (w.dtype in FLOATS and w.stride()[1] == 1))
     ):
         return
     checks.dtype("x", x, FLOATS)
