@@ -155,8 +155,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--kernels", default="*", metavar="PATTERN", help="only kernels whose names match")
     options = parser.parse_args(arguments)
     budgets = load()
-    kernels = (k for k in everything() if fnmatch.fnmatchcase(k.name, options.kernels))
-    rows = [judge(kernel, budgets) for kernel in kernels]
+    rows = [judge(kernel, budgets) for kernel in everything(options.kernels)]
     print(table(rows))
     if options.json:
         options.json.write_text(json.dumps({"rows": [_as_json(row) for row in rows]}, indent=1) + "\n")

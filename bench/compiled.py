@@ -6,6 +6,7 @@ Triton; CUDA's come from the .cu files, and are compiled by nvcc where there is 
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import importlib
 import importlib.util
@@ -140,14 +141,16 @@ def cached_figures(cubin: bytes, disassemble: bool = True) -> dict[str, Figures]
     return figures
 
 
-def everything() -> Iterator[Kernel]:
-    """Every kernel on every architecture."""
+def everything(pattern: str = "*") -> Iterator[Kernel]:
+    """Every kernel whose name matches (fnmatch), on every architecture; the others are not compiled."""
     if importlib.util.find_spec("triton") is not None:
         for configuration, capability in itertools.product(configurations(), TRITON_ARCHITECTURES):
-            if capability >= configuration.capability:
+            if capability >= configuration.capability and fnmatch.fnmatchcase(configuration.name, pattern):
                 yield triton_kernel(configuration, capability)
     for file, architecture in itertools.product(package_sources(), CUDA_ARCHITECTURES):
-        yield from cuda_kernels(file, architecture)
+        names = fnmatch.filter((k.name for k in jit.sources().values() if k.file == file), pattern)
+        if names:
+            yield from (k for k in cuda_kernels(file, architecture) if k.name in names)
 
 
 def package_sources() -> list[Path]:
