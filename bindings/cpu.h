@@ -7,5 +7,6 @@ namespace tw::bindings {
 
 void bind_runtime(pybind11::module_& m);
 void bind_layers(pybind11::module_& m);
+void bind_matmul(pybind11::module_& m);
 
 }  // namespace tw::bindings

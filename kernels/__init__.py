@@ -22,6 +22,7 @@ from .layers import (  # noqa: E402
     rotary,
     silu_and_mul,
 )
+from .matmul import quantized_matmul  # noqa: E402
 from .quantized import QuantizedWeight  # noqa: E402
 from .speculative import sample  # noqa: E402
 
@@ -34,6 +35,7 @@ __all__ = [
     "gelu_and_mul",
     "merge_attention",
     "paged_attention",
+    "quantized_matmul",
     "rms_norm",
     "rotary",
     "sample",

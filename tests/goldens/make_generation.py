@@ -32,8 +32,9 @@ PROMPTS = [
     "<|im_start|>user\nWhy is the sky blue? Answer in two sentences.<|im_end|>\n<|im_start|>assistant\n",
     "<|im_start|>user\nNenne drei Flüsse in Europa und sag etwas über jeden.<|im_end|>\n<|im_start|>assistant\n",
 ]
-# transformers 5 does not read Qwen 3's head width from the file and takes 128 for granted.
-TINY = {"llama": {}, "qwen2": {}, "qwen3": {"head_dim": 128}, "gemma3": {}}
+# What transformers 5 does not read from a file and takes for granted: Qwen 3's head width, and that Gemma 3 scales its
+# attention by 256 ** -0.5.
+TINY = {"llama": {}, "qwen2": {}, "qwen3": {"head_dim": 128}, "gemma3": {"head_dim": 256}}
 TINY_TOKENS = 24
 
 

@@ -1,6 +1,8 @@
 // Each worker has a mailbox of its own, so that a call wakes as many workers as it has parts and no more. A mailbox is a
 // counter of posts: the worker spins on it for a while, since the next operation of a model is microseconds away, and
-// then sleeps in the kernel (futex) until it changes. The caller waits for its workers in the same way.
+// then sleeps in the kernel (futex) until it changes. The caller waits for its workers in the same way, but a part that
+// its worker has not begun by the time the caller is idle, the caller runs itself: on a machine with other work to do, a
+// worker may not be scheduled for milliseconds.
 #include "cpu/runtime/thread_pool.h"
 
 #include <linux/futex.h>
@@ -94,8 +96,15 @@ void run(const Part& part, std::exception_ptr& error) {
 
 struct Worker {
   Event posted;
+  // The last post that somebody has taken on; only who raises it to the current post may touch the part.
+  alignas(64) Counter claimed{0};
   Part part{};
   std::exception_ptr error;
+
+  bool claim(std::uint32_t post) {
+    std::uint32_t before = post - 1;
+    return claimed.compare_exchange_strong(before, post);
+  }
 };
 
 class Pool {
@@ -104,7 +113,6 @@ class Pool {
   void run_parts(std::int64_t n, int parts, const RangeBody& body) {
     start_workers(parts - 1);
     const auto bound = [&](int i) { return static_cast<std::int64_t>(static_cast<__int128>(n) * i / parts); };
-    const std::uint32_t target = done_.value.load() + static_cast<std::uint32_t>(parts - 1);
     for (int i = 1; i < parts; ++i) {
       Worker& worker = *workers_[i - 1];
       worker.part = {&body, bound(i), bound(i + 1)};
@@ -112,7 +120,12 @@ class Pool {
     }
     std::exception_ptr error;
     run({&body, 0, bound(1)}, error);
-    done_.wait([target](std::uint32_t value) { return value == target; });
+    for (int i = 1; i < parts; ++i) {
+      Worker& worker = *workers_[i - 1];
+      if (worker.claim(worker.posted.value.load())) run(worker.part, worker.error);
+      else ++awaited_;
+    }
+    done_.wait([this](std::uint32_t value) { return value == awaited_; });
     for (int i = 1; i < parts; ++i) {
       std::exception_ptr other = std::exchange(workers_[i - 1]->error, nullptr);
       if (!error) error = std::move(other);
@@ -143,15 +156,18 @@ class Pool {
   }
 
   void work(Worker* worker) {
-    for (std::uint32_t next = 1;; ++next) {
-      worker->posted.wait([next](std::uint32_t value) { return value == next; });
+    std::uint32_t seen = 0;
+    for (;;) {
+      worker->posted.wait([&](std::uint32_t post) { return post != std::exchange(seen, post); });
+      if (!worker->claim(seen)) continue;
       run(worker->part, worker->error);
       done_.add(1);
     }
   }
 
   std::vector<std::unique_ptr<Worker>> workers_;
-  Event done_;
+  Event done_;                  // parts that workers have run
+  std::uint32_t awaited_ = 0;   // what it will be when the current call has ended
 };
 
 // Never destroyed: its threads sleep in it until the process ends. A forked child has none of them, and makes its own.

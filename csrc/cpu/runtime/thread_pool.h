@@ -1,7 +1,8 @@
 // One pool of threads for the whole process.
 //
 // parallel_for cuts [0, n) into contiguous parts, whose bounds depend on n, grain and the number of threads alone, and
-// runs the body once for each: the calling thread takes the first part and workers the others. Kernels compute each
+// runs the body once for each: the calling thread takes the first part and workers the others, except that the caller
+// takes over what no worker has begun when it has done its own. Kernels compute each
 // output element within one part and in an order of its own, so that their results do not depend on the cut.
 #pragma once
 
