@@ -120,7 +120,9 @@ def _nvcc_cubin(file: Path, architecture: str, root: Path) -> bytes:
     if not cubin.exists():
         cubin.parent.mkdir(parents=True, exist_ok=True)
         temporary = cubin.with_suffix(f".{os.getpid()}")
-        done = subprocess.run([compiler, *options, "-cubin", str(file), "-o", str(temporary)], capture_output=True, text=True)
+        done = subprocess.run(
+            [compiler, *options, "-cubin", str(file), "-o", str(temporary)], capture_output=True, text=True
+        )
         if done.returncode != 0:
             raise jit.CompileError(done.stderr + done.stdout)
         os.replace(temporary, cubin)

@@ -100,7 +100,9 @@ def test_unknown_kernels_and_missing_sources(root, tmp_path):
         jit.sources(root)
 
 
-@pytest.mark.parametrize(("capability", "name"), [((8, 0), "sm_80"), ((8, 9), "sm_89"), ((9, 0), "sm_90a"), ((10, 0), "sm_100a")])
+@pytest.mark.parametrize(
+    ("capability", "name"), [((8, 0), "sm_80"), ((8, 9), "sm_89"), ((9, 0), "sm_90a"), ((10, 0), "sm_100a")]
+)
 def test_architecture_of_a_device(capability, name):
     assert jit.architecture(capability) == name
 
@@ -111,10 +113,13 @@ HEADER_CHECK = """
 static_assert(sizeof(CUlaunchAttribute) == {attribute} && offsetof(CUlaunchAttribute, value) == {value}, "");
 static_assert(sizeof(CUlaunchConfig) == {config} && offsetof(CUlaunchConfig, hStream) == {stream}, "");
 static_assert(offsetof(CUlaunchConfig, attrs) == {attrs} && offsetof(CUlaunchConfig, numAttrs) == {num}, "");
-static_assert(CU_LAUNCH_ATTRIBUTE_COOPERATIVE == {cooperative} && CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION == {cluster}, "");
-static_assert(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES == {dynamic} && CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES == {static}, "");
+static_assert(CU_LAUNCH_ATTRIBUTE_COOPERATIVE == {cooperative}, "");
+static_assert(CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION == {cluster}, "");
+static_assert(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES == {dynamic}, "");
+static_assert(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES == {static}, "");
 static_assert(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN == {optin}, "");
-static_assert(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR == {major} && CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR == {minor}, "");
+static_assert(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR == {major}, "");
+static_assert(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR == {minor}, "");
 """
 
 
@@ -171,17 +176,20 @@ CUresult cuModuleGetFunction(CUfunction* function, CUmodule, const char* name) {
   return SAY("function %s\n", name);
 }
 CUresult cuFuncGetAttribute(int* value, CUfunction_attribute, CUfunction) { *value = 128; return CUDA_SUCCESS; }
-CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute attribute, int value) { return SAY("set %d %d\n", attribute, value); }
+CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute attribute, int value) {
+  return SAY("set %d %d\n", attribute, value);
+}
 CUresult cuGetErrorName(CUresult, const char** text) { *text = "CUDA_ERROR_OUT_OF_MEMORY"; return CUDA_SUCCESS; }
 CUresult cuLaunchKernelEx(const CUlaunchConfig* c, CUfunction f, void** params, void**) {
   if (c->gridDimX == 666) return CUDA_ERROR_OUT_OF_MEMORY;
-  SAY("launch %p grid %u %u %u block %u %u %u shared %u stream %p n %lld", static_cast<void*>(f), c->gridDimX, c->gridDimY,
-      c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ, c->sharedMemBytes, static_cast<void*>(c->hStream),
-      static_cast<long long*>(params[0])[3]);
+  SAY("launch %p grid %u %u %u", static_cast<void*>(f), c->gridDimX, c->gridDimY, c->gridDimZ);
+  SAY(" block %u %u %u shared %u", c->blockDimX, c->blockDimY, c->blockDimZ, c->sharedMemBytes);
+  SAY(" stream %p n %lld", static_cast<void*>(c->hStream), static_cast<long long*>(params[0])[3]);
   for (unsigned i = 0; i < c->numAttrs; ++i) {
     const auto& a = c->attrs[i];
     if (a.id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE) SAY(" cooperative %d", a.value.cooperative);
-    if (a.id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) SAY(" cluster %u %u %u", a.value.clusterDim.x, a.value.clusterDim.y, a.value.clusterDim.z);
+    const auto& cluster = a.value.clusterDim;
+    if (a.id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) SAY(" cluster %u %u %u", cluster.x, cluster.y, cluster.z);
   }
   return SAY("\n");
 }
@@ -198,7 +206,17 @@ def test_what_the_driver_is_asked(tmp_path, monkeypatch):
     include, log = _header(), tmp_path / "log"
     (tmp_path / "fake.cpp").write_text(FAKE_DRIVER)
     library = tmp_path / "libfake.so"
-    command = ["g++", "-shared", "-fPIC", "-w", include, f'-DLOG="{log}"', str(tmp_path / "fake.cpp"), "-o", str(library)]
+    command = [
+        "g++",
+        "-shared",
+        "-fPIC",
+        "-w",
+        include,
+        f'-DLOG="{log}"',
+        str(tmp_path / "fake.cpp"),
+        "-o",
+        str(library),
+    ]
     subprocess.run(command, check=True)
     driver = cuda_driver.Driver(str(library))
     monkeypatch.setattr(cuda_driver, "Driver", lambda: driver)

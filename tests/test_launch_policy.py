@@ -72,7 +72,9 @@ def test_elementwise_refuses_what_the_grid_cannot_hold():
         policy.elementwise(1, 65537 * 256, 1)
 
 
-@pytest.mark.parametrize(("heads", "dim", "half", "elements"), [(40, 128, 64, 8), (3, 576, 32, 1), (1, 2, 1, 1), (64, 64, 0, 8)])
+@pytest.mark.parametrize(
+    ("heads", "dim", "half", "elements"), [(40, 128, 64, 8), (3, 576, 32, 1), (1, 2, 1, 1), (64, 64, 0, 8)]
+)
 def test_rotary_geometry(heads, dim, half, elements):
     geometry = policy.rotary(5, heads, dim, half, elements)
     assert geometry.grid == (5, 1, 1)

@@ -74,7 +74,7 @@ def test_compiling_works_before_and_after_interpreting():
 
 def test_a_failed_launch_leaves_triton_as_it_was():
     load = tl.load
-    with pytest.raises(Exception, match="constexpr|BLOCK|argument"):
+    with pytest.raises(Exception, match=r"constexpr|BLOCK|argument"):
         launch(_reduced, (1,), (torch.ones(16), torch.empty(1), 16), {}, CPU)
     assert tl.load is load
 

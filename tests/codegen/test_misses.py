@@ -24,7 +24,9 @@ BUDGET = Budget("cuda", "*", registers=64, shared_bytes=4096, occupancy=0.5, thr
 def broken(request, tmp_path_factory):
     """The broken kernels, compiled as those of the package are."""
     root = tmp_path_factory.mktemp("sources") / "csrc"
-    shutil.copytree(jit.source_root() / "cuda", root / "cuda", ignore=lambda d, names: [n for n in names if n.endswith(".cu")])
+    shutil.copytree(
+        jit.source_root() / "cuda", root / "cuda", ignore=lambda d, names: [n for n in names if n.endswith(".cu")]
+    )
     file = shutil.copy(Path(__file__).parent / "broken.cu", root / "cuda")
     return {k.name: k for k in compiled.cuda_kernels(Path(file), request.param, root)}
 
@@ -96,7 +98,7 @@ def test_counting_instructions():
 def test_budgets_with_unknown_or_missing_keys_are_refused(tmp_path):
     file = tmp_path / "budgets.toml"
     file.write_text('[[budget]]\nbackend = "cuda"\nkernels = "x"\nregister = 3\n')
-    with pytest.raises(ValueError, match="the budget of 'x': .*register"):
+    with pytest.raises(ValueError, match=r"the budget of 'x': .*register"):
         codegen.load(file)
 
 

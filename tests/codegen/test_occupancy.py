@@ -63,7 +63,15 @@ def test_nvidias_own_calculation(tmp_path):
     if include is None or not (include / "cuda_occupancy.h").exists():
         pytest.skip("cuda_occupancy.h is not installed")
     (tmp_path / "occupancy.cpp").write_text(PROGRAM)
-    command = ["g++", "-O1", "-w", f"-isystem{include}", str(tmp_path / "occupancy.cpp"), "-o", str(tmp_path / "occupancy")]
+    command = [
+        "g++",
+        "-O1",
+        "-w",
+        f"-isystem{include}",
+        str(tmp_path / "occupancy.cpp"),
+        "-o",
+        str(tmp_path / "occupancy"),
+    ]
     subprocess.run(command, check=True)
     draw = random.Random(0)
     cases, lines = [], []

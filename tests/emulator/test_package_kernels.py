@@ -1,4 +1,4 @@
-"""The package's CUDA kernels under the checker: no race, no stray access, and the plain build's bits under every seed."""
+"""The package's CUDA kernels under the checker: no race, no stray access, and the same bits under every seed."""
 
 from __future__ import annotations
 
