@@ -178,7 +178,7 @@ def _report(kernels: list[Source], error: str, log: str) -> str:
 def _includes(text: str, folder: Path, search: list[Path]) -> Iterator[Path]:
     """The files that `text` includes, as far as they exist: what is not found belongs to the compiler."""
     for quote, name in _INCLUDE.findall(text):
-        for place in ([folder, *search] if quote == '"' else search):
+        for place in [folder, *search] if quote == '"' else search:
             if (place / name).is_file():
                 yield place / name
                 break

@@ -148,7 +148,11 @@ def interpreted(function: Any) -> Any:
 
 
 _LIBRARY = [module for module in (tl, tl.core, tl.math, tl.standard, tl.random) if inspect.ismodule(module)]
-_PATCHED = [InterpreterBuilder, *_LIBRARY, *(c for c in vars(tl.core).values() if inspect.isclass(c) and c.__module__ == tl.core.__name__)]
+_PATCHED = [
+    InterpreterBuilder,
+    *_LIBRARY,
+    *(c for c in vars(tl.core).values() if inspect.isclass(c) and c.__module__ == tl.core.__name__),
+]
 _REWIRED = types.SimpleNamespace(restore=lambda: None)
 _one_at_a_time = threading.RLock()
 mangle_type(0)  # imports the rest of Triton, which must find its library as it was compiled

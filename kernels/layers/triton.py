@@ -166,7 +166,18 @@ def _gated(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _turn_heads(  # type: ignore[no-untyped-def]
-    x, out, x_stride, out_stride, head, heads, cosines, sines, half, head_dim, INTERLEAVED: tl.constexpr, BLOCK: tl.constexpr
+    x,
+    out,
+    x_stride,
+    out_stride,
+    head,
+    heads,
+    cosines,
+    sines,
+    half,
+    head_dim,
+    INTERLEAVED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     x += head.to(tl.int64)[:, None] * x_stride
     out += head.to(tl.int64)[:, None] * out_stride
@@ -361,9 +372,7 @@ def _embedding_supports(ids: torch.Tensor, weight: torch.Tensor | QuantizedWeigh
 
 
 @implements("embedding", "triton", supports=_embedding_supports)
-def embedding(
-    ids: torch.Tensor, weight: torch.Tensor, scale: float, out_dtype: torch.dtype, out: torch.Tensor
-) -> None:
+def embedding(ids: torch.Tensor, weight: torch.Tensor, scale: float, out_dtype: torch.dtype, out: torch.Tensor) -> None:
     tokens, width = out.shape
     if tokens * width == 0:
         return
