@@ -117,10 +117,12 @@ def _gpu_clock() -> int | None:
 
 
 def commit() -> str | None:
-    """The commit that is checked out, with "-dirty" behind it where tracked files have changed; None without git."""
+    """The commit that is checked out, "-dirty" behind it where tracked files other than results have changed.
+
+    None without git."""
     try:
         head = _git("rev-parse", "HEAD")
-        return head + ("-dirty" if _git("status", "--porcelain", "--untracked-files=no") else "")
+        return head + ("-dirty" if _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!results") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
 
