@@ -1,13 +1,13 @@
 """How a benchmark says what it measures: cases, which backends and peers run them, and what they move and compute.
 
-    Case(
-        op="rms_norm",
-        shape={"tokens": 512, "hidden": 4096, "dtype": "bf16"},
-        bytes=2 * 512 * 4096 * 2, flops=4 * 512 * 4096, ceiling="copy",
-        inputs=lambda: ...,                          # made once, when the case's turn comes
-        ours=lambda inputs, backend: [lambda: rms_norm(*inputs, out=out, backend=backend)],
-        peers={"torch": lambda inputs: [lambda: torch.nn.functional.rms_norm(...)]},
-    )
+Case(
+    op="rms_norm",
+    shape={"tokens": 512, "hidden": 4096, "dtype": "bf16"},
+    bytes=2 * 512 * 4096 * 2, flops=4 * 512 * 4096, ceiling="copy",
+    inputs=lambda: ...,                          # made once, when the case's turn comes
+    ours=lambda inputs, backend: [lambda: rms_norm(*inputs, out=out, backend=backend)],
+    peers={"torch": lambda inputs: [lambda: torch.nn.functional.rms_norm(...)]},
+)
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What this machine can do at most, measured in the run whose results are held against it.
 
-Each ceiling is tried in several forms (loops of our own from peaks.cpp, PyTorch, the C library) and the best one counts,
-so that a kernel is not praised for beating a slow loop. Like everything else, the forms take turns and their medians are
-compared.
+Each ceiling is tried in several forms (loops of our own from peaks.cpp, PyTorch, the C library) and the best one
+counts, so that a kernel is not praised for beating a slow loop. Like everything else, the forms take turns and their
+medians are compared.
 """
 
 from __future__ import annotations
@@ -67,7 +67,12 @@ def peaks_library() -> ctypes.CDLL | None:
     except BuildError:
         return None
     flags = ["-O3", "-march=native", "-shared", "-fPIC"]
-    identity = [*compiler, *flags, SOURCE.read_text(), Path("/proc/cpuinfo").read_text().split("\n\n")[0].partition("flags")[2]]
+    identity = [
+        *compiler,
+        *flags,
+        SOURCE.read_text(),
+        Path("/proc/cpuinfo").read_text().split("\n\n")[0].partition("flags")[2],
+    ]
     folder = cache_folder().parent / "peaks"
     path = folder / f"{hashlib.sha256(repr(identity).encode()).hexdigest()[:32]}.so"
     if not path.exists():

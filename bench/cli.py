@@ -45,11 +45,15 @@ def parser(bench: str, description: str) -> argparse.ArgumentParser:
     made.add_argument("--backend", metavar="NAMES", help=f"backends to time, by commas: {', '.join(BACKENDS)}")
     made.add_argument("--peers", metavar="NAMES", help="peers to time, by commas, or none; by default all")
     made.add_argument("--json", metavar="PATH", type=Path, help="also write the rows to a file")
-    made.add_argument("--threads", metavar="N", type=int, help="threads of the CPU kernels and PyTorch; by default all cores")
+    made.add_argument(
+        "--threads", metavar="N", type=int, help="threads of CPU kernels and PyTorch; by default all cores"
+    )
     made.add_argument("--list", action="store_true", help="print the rows and end")
     made.add_argument("--row", metavar="ROW", help="only the row with this name, or the rows that it is a part of")
     made.add_argument("--profile", metavar="ROW", help="print the profiler commands that reproduce a row, and end")
-    made.add_argument("--calls", metavar="N", type=int, help="run the rows N times, under a profiler, without timing them")
+    made.add_argument(
+        "--calls", metavar="N", type=int, help="run the rows N times, for a profiler, untimed"
+    )
     return made
 
 
@@ -148,7 +152,9 @@ def main(
 
 def _profile(bench: str, chosen: list[Case], selection: harness.Selection, settings: Settings) -> int:
     if len(chosen) > 1:
-        raise SystemExit("error: several rows match; --profile takes one:\n  " + "\n  ".join(case.row for case in chosen))
+        raise SystemExit(
+            "error: several rows match; --profile takes one:\n  " + "\n  ".join(case.row for case in chosen)
+        )
     for backend in selection.of(chosen[0], settings)[0]:
         print(profiling.commands(bench, chosen[0].row, backend, settings.device))
     return 0
@@ -186,8 +192,8 @@ def run(
     deadline: float | None = None,
     clock: Clock | None = None,
 ) -> list[tuple[harness.Measurement, list[harness.Row]]]:
-    """Measures and prints cases in their order. With a deadline (of `time.perf_counter`) each gets its share of the time
-    that is left, and those that it doesn't reach are named.
+    """Measures and prints cases in their order. With a deadline (of `time.perf_counter`) each gets its share of the
+    time that is left, and those that it doesn't reach are named.
     """
     results = []
     for place, case in enumerate(chosen):

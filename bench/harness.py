@@ -125,7 +125,9 @@ def _one_line(reason: Exception) -> str:
     return what if isinstance(reason, MissingError) else f"{type(reason).__name__}: {what}"
 
 
-def measure(case: Case, settings: Settings, selection: Selection, plan: Plan, clock: Clock | None = None) -> Measurement:
+def measure(
+    case: Case, settings: Settings, selection: Selection, plan: Plan, clock: Clock | None = None
+) -> Measurement:
     """Times every variant of a case."""
     works, missing = prepare(case, settings, selection)
     samples: dict[str, list[float]] = {}
@@ -201,10 +203,11 @@ HEADER = f"{'variant':14}{'time':>9}{'+-':>6}{'noise':>7}{'bytes':>10}{'flops':>
 
 
 def line(row: Row) -> str:
-    """A row in one line; "~" marks a median that is not known well, and the ratios are how many times longer peers take."""
+    """A row in one line; "~" marks a median that is not known well; ratios are how many times longer the peers take."""
     half = (row.ci[1] - row.ci[0]) / 2 / row.seconds
     roof = f"{100 * row.share_of_roof:.0f}% of {row.ceiling}"
-    text = f"{row.variant[:13]:14}{duration(row.seconds):>9}{'~' if row.wide else ' '}{100 * half:4.0f}%{100 * row.noise:6.0f}%"
+    text = f"{row.variant[:13]:14}{duration(row.seconds):>9}{'~' if row.wide else ' '}"
+    text += f"{100 * half:4.0f}%{100 * row.noise:6.0f}%"
     text += f"{amount(row.bytes, 'B'):>10}{amount(row.flops, 'FLOP'):>12}{roof:>17}"
     if "tokens" in row.case:
         rate = f"{row.case['tokens'] / row.seconds:,.0f} tok/s"

@@ -122,7 +122,9 @@ def commit() -> str | None:
     None without git."""
     try:
         head = _git("rev-parse", "HEAD")
-        return head + ("-dirty" if _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!results") else "")
+        return head + (
+            "-dirty" if _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!results") else ""
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
 
