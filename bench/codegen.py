@@ -1,8 +1,8 @@
 """Code generation of every kernel, held against tests/codegen/budgets.toml. No GPU is needed.
 
-    python -m bench.codegen                 prints the table
-    python -m bench.codegen --check         exits 1 if a budget is missed, and says which
-    python -m bench.codegen --json PATH     writes the figures
+python -m bench.codegen                 prints the table
+python -m bench.codegen --check         exits 1 if a budget is missed, and says which
+python -m bench.codegen --json PATH     writes the figures
 """
 
 from __future__ import annotations
@@ -138,7 +138,9 @@ def table(rows: list[Row]) -> str:
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     left = {0, 1, 8, 9}
     return "\n".join(
-        "  ".join(cell.ljust(w) if i in left else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True)))
+        "  ".join(
+            cell.ljust(w) if i in left else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
         for line in lines
     ).replace(" \n", "\n")
 
@@ -155,8 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--kernels", default="*", metavar="PATTERN", help="only kernels whose names match")
     options = parser.parse_args(arguments)
     budgets = load()
-    kernels = (k for k in everything() if fnmatch.fnmatchcase(k.name, options.kernels))
-    rows = [judge(kernel, budgets) for kernel in kernels]
+    rows = [judge(kernel, budgets) for kernel in everything(options.kernels)]
     print(table(rows))
     if options.json:
         options.json.write_text(json.dumps({"rows": [_as_json(row) for row in rows]}, indent=1) + "\n")

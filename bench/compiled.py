@@ -6,6 +6,7 @@ Triton; CUDA's come from the .cu files, and are compiled by nvcc where there is 
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import importlib
 import importlib.util
@@ -119,7 +120,9 @@ def _nvcc_cubin(file: Path, architecture: str, root: Path) -> bytes:
     if not cubin.exists():
         cubin.parent.mkdir(parents=True, exist_ok=True)
         temporary = cubin.with_suffix(f".{os.getpid()}")
-        done = subprocess.run([compiler, *options, "-cubin", str(file), "-o", str(temporary)], capture_output=True, text=True)
+        done = subprocess.run(
+            [compiler, *options, "-cubin", str(file), "-o", str(temporary)], capture_output=True, text=True
+        )
         if done.returncode != 0:
             raise jit.CompileError(done.stderr + done.stdout)
         os.replace(temporary, cubin)
@@ -140,14 +143,16 @@ def cached_figures(cubin: bytes, disassemble: bool = True) -> dict[str, Figures]
     return figures
 
 
-def everything() -> Iterator[Kernel]:
-    """Every kernel on every architecture."""
+def everything(pattern: str = "*") -> Iterator[Kernel]:
+    """Every kernel whose name matches (fnmatch), on every architecture; the others are not compiled."""
     if importlib.util.find_spec("triton") is not None:
         for configuration, capability in itertools.product(configurations(), TRITON_ARCHITECTURES):
-            if capability >= configuration.capability:
+            if capability >= configuration.capability and fnmatch.fnmatchcase(configuration.name, pattern):
                 yield triton_kernel(configuration, capability)
     for file, architecture in itertools.product(package_sources(), CUDA_ARCHITECTURES):
-        yield from cuda_kernels(file, architecture)
+        names = fnmatch.filter((k.name for k in jit.sources().values() if k.file == file), pattern)
+        if names:
+            yield from (k for k in cuda_kernels(file, architecture) if k.name in names)
 
 
 def package_sources() -> list[Path]:

@@ -30,7 +30,7 @@ class Figures:
     instructions: Mapping[str, int] | None
 
     def count(self, pattern: str) -> int:
-        """Instructions that `pattern` names: "LDG.E.128" also counts LDG.E.128.CONSTANT; alternatives are joined by |."""
+        """Instructions that `pattern` names: "LDG.E.128" counts LDG.E.128.CONSTANT too; | joins alternatives."""
         if self.instructions is None:
             raise ValueError("the kernel was not disassembled")
         return sum(
@@ -53,7 +53,7 @@ _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z
 
 
 def read(cubin: bytes, disassemble: bool = True) -> dict[str, Figures]:
-    """The figures of every kernel in a cubin, by symbol. Disassembling takes most of a second, the rest next to nothing.
+    """The figures of every kernel in a cubin, by symbol. Disassembling takes most of a second.
 
     Raises:
         RuntimeError: cuobjdump or nvdisasm is missing, or cannot read the cubin.

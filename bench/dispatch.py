@@ -73,6 +73,16 @@ def measure(rounds: int, repeats: int = 1000, width: int = 64) -> list[dict[str,
     return rows
 
 
+def pool_seconds(rounds: int, repeats: int = 1000) -> float:
+    """Median seconds of a parallel loop over all threads whose body does nothing, by the wall clock."""
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        _cpu.empty_parallel_for(64, repeats)
+        times.append((time.perf_counter() - start) / repeats)
+    return statistics.median(times)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.dispatch", description=__doc__.splitlines()[0])
@@ -85,6 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
         figures = (1e6 * float(str(row[key])) for key in ("seconds", "native_seconds", "overhead_seconds"))
         low, high = (1e6 * bound for bound in row["overhead_ci"])  # type: ignore[attr-defined]
         print(f"{row['op']:16}" + "".join(f"{us:8.2f}us" for us in figures) + f"   [{low:.2f}, {high:.2f}] us")
+    print(f"empty parallel loop over {_cpu.num_threads()} threads: {1e6 * pool_seconds(9):.2f} us")
     if options.json:
         with open(options.json, "w") as file:
             json.dump(rows, file, indent=1)

@@ -1,5 +1,5 @@
-// csrc/cpu/matmul and decode as Python functions of addresses and sizes; kernels/matmul/cpu.py and kernels/layers/cpu.py
-// call them with checked tensors.
+// csrc/cpu/matmul and csrc/cpu/decode as Python functions of addresses and sizes; kernels/matmul/cpu.py and
+// kernels/layers/cpu.py call them with checked tensors.
 #include <pybind11/pybind11.h>
 
 #include "bindings/cpu.h"
@@ -16,16 +16,17 @@ void* pointer(std::uintptr_t address) { return reinterpret_cast<void*>(address);
 void quantized_matmul(std::int64_t rows, std::uintptr_t x, std::int64_t x_stride, std::uintptr_t weight,
                       std::int64_t weight_rows, std::int64_t columns, std::int64_t row_bytes, int format,
                       std::uintptr_t bias, std::uintptr_t out, std::int64_t out_stride, int dtype, int bias_dtype) {
-  const Matmul p{rows,          pointer(x),   x_stride,   {pointer(weight), weight_rows, columns, row_bytes, WeightFormat(format)},
-                 pointer(bias), pointer(out), out_stride, Dtype(dtype), Dtype(bias_dtype)};
+  const Weight w{pointer(weight), weight_rows, columns, row_bytes, WeightFormat(format)};
+  const Matmul p{rows,         pointer(x), x_stride,     w,                pointer(bias),
+                 pointer(out), out_stride, Dtype(dtype), Dtype(bias_dtype)};
   pick(portable::matmul, avx2::matmul, avx512::matmul)(p);
 }
 
 void decode_rows(std::int64_t count, std::uintptr_t ids, bool wide_ids, std::uintptr_t weight, std::int64_t weight_rows,
                  std::int64_t columns, std::int64_t row_bytes, int format, float scale, std::uintptr_t out,
                  std::int64_t out_stride, int dtype) {
-  const DecodeRows p{count, pointer(ids), wide_ids, {pointer(weight), weight_rows, columns, row_bytes, WeightFormat(format)},
-                     scale, pointer(out), out_stride, Dtype(dtype)};
+  const Weight w{pointer(weight), weight_rows, columns, row_bytes, WeightFormat(format)};
+  const DecodeRows p{count, pointer(ids), wide_ids, w, scale, pointer(out), out_stride, Dtype(dtype)};
   pick(portable::decode_rows, avx2::decode_rows, avx512::decode_rows)(p);
 }
 

@@ -14,6 +14,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import NoReturn
 
 import torch
@@ -24,7 +25,7 @@ from engine.generate import InputError, generate
 from engine.models import MODELS, ModelError
 from engine.request import RequestError
 from engine.weights import WeightError
-from kernels.dispatch import UnsupportedError, force_backend
+from kernels.dispatch import UnsupportedError, force_backend, forced_backend
 
 KV_DTYPES = ("float32", "float16", "bfloat16")
 # `cpu` is what the dispatcher does by itself on host tensors: the native kernel where an operation has one, else the
@@ -44,8 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character should not end the output
     try:
         args = _parser().parse_args(argv)
-        if args.threads is not None:
-            _set_threads(args.threads)
+        _check_environment()
+        _set_threads(args.threads, args.backend)
         forced = force_backend(BACKENDS[args.backend]) if args.backend else contextlib.nullcontext()
         with forced:
             code = args.run(args)
@@ -71,14 +72,37 @@ def _fail(message: str) -> int:
     return 2
 
 
-def _set_threads(threads: int) -> None:
-    """Threads of the native kernels and of PyTorch, on which the references run."""
-    torch.set_num_threads(threads)
+def _check_environment() -> None:
+    """The variables that the operations read when they first run."""
     try:
-        native = importlib.import_module("kernels._cpu")
-    except ImportError:  # not built: the references serve
-        return
-    native.set_num_threads(threads)
+        forced_backend()
+        native = _native()
+        if native is not None:
+            native.isa()
+            native.num_threads()
+    except ValueError as problem:
+        raise InputError(str(problem)) from None
+
+
+def _native() -> ModuleType | None:
+    """The native kernels; None where they are not built, and the references serve."""
+    try:
+        return importlib.import_module("kernels._cpu")
+    except ImportError:
+        return None
+
+
+def _set_threads(threads: int | None, backend: str | None) -> None:
+    """Threads of the native kernels and of PyTorch, on which the references run."""
+    if backend != "reference":
+        # Next to native kernels the references only do small things. With threads of their own the two pools would
+        # compete for the cores at every operation, which costs far more than it gains.
+        torch.set_num_threads(1)
+    elif threads is not None:
+        torch.set_num_threads(threads)
+    native = _native()
+    if native is not None and threads is not None:
+        native.set_num_threads(threads)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -101,7 +125,7 @@ _positive.__name__ = "positive integer"  # what argparse calls it in its message
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m engine", description="Generate text with a language model, or describe one.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    common = argparse.ArgumentParser(add_help=False)
+    common = _Parser(add_help=False)
     common.add_argument(
         "--model", required=True, metavar="MODEL", help=f"a path to a .gguf file, or one of: {', '.join(MODELS)}"
     )

@@ -94,10 +94,10 @@ class Engine:
     # --- requests ---
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """The token ids of a prompt, checked. Text gets a BOS where the model's tokenizer adds one, and text that spells
-        a control token is plain text.
+        """The token ids of a prompt, checked.
 
-        The empty text is a prompt only for models whose tokenizer adds a BOS.
+        Text gets a BOS where the model's tokenizer adds one, and only then is the empty text a prompt. Text that spells
+        a control token is plain text.
 
         Raises:
             RequestError: no tokens, an id outside the vocabulary, or text that is not valid Unicode.
@@ -158,8 +158,9 @@ class Engine:
         return request.id
 
     def abort(self, request_id: int) -> None:
-        """Ends a request at once: its pages are free, and no output of it follows. One that has finished or never was is
-        passed over.
+        """Ends a request at once: its pages are free, and no output of it follows.
+
+        A request that has finished, or never was, is passed over.
         """
         entry = self._requests.pop(request_id, None)
         if entry is not None:

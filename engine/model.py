@@ -164,19 +164,16 @@ class Model:
 
 
 class _Workspace:
-    """The buffers that the layers of one step share. q, k and v are contiguous slices of one, gate and up of another."""
+    """The buffers that the layers of one step share.
+
+    q, k and v are contiguous slices of one buffer, gate and up the halves of each row of another.
+    """
 
     def __init__(self, config: ModelConfig, tokens: int, device: torch.device) -> None:
         q_size, kv_size = (tokens * heads * config.head_dim for heads in (config.num_q_heads, config.num_kv_heads))
         qkv = torch.empty(q_size + 2 * kv_size, device=device)
-        self.q_rows, self.k_rows, self.v_rows = (
-            part.view(tokens, -1) if tokens else part.view(0, heads * config.head_dim)
-            for part, heads in zip(
-                qkv.split([q_size, kv_size, kv_size]),
-                (config.num_q_heads, config.num_kv_heads, config.num_kv_heads),
-                strict=True,
-            )
-        )
+        q, k, v = qkv.split([q_size, kv_size, kv_size])
+        self.q_rows, self.k_rows, self.v_rows = q.view(tokens, -1), k.view(tokens, -1), v.view(tokens, -1)
         self.q = self.q_rows.view(tokens, config.num_q_heads, config.head_dim)
         self.k = self.k_rows.view(tokens, config.num_kv_heads, config.head_dim)
         self.v = self.v_rows.view(tokens, config.num_kv_heads, config.head_dim)

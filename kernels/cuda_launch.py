@@ -107,7 +107,7 @@ def _launch(launcher: Launcher, name: str, geometry: Geometry, params: ctypes.St
 @functools.cache
 def _on_device() -> Launcher | Support:
     try:
-        native: Launcher = importlib.import_module("._cuda", __package__)  # type: ignore[assignment]
+        native: Launcher = importlib.import_module("._cuda", __package__)
         return native
     except ImportError as error:
         built = str(error)
@@ -127,7 +127,7 @@ def _on_host() -> Launcher | Support:
     from . import emulator
 
     try:
-        module: Launcher = emulator.load()  # type: ignore[assignment]
+        module: Launcher = emulator.load()
         return module
     except ImportError as error:
         return no(str(error), "a CUDA device")

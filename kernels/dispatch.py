@@ -108,9 +108,20 @@ def _backend_name(name: str, where: str) -> str:
     return name
 
 
-_forced: str | None = None
-if os.environ.get("TILEWRIGHT_BACKEND"):
-    _forced = _backend_name(os.environ["TILEWRIGHT_BACKEND"], "the environment variable TILEWRIGHT_BACKEND")
+# Looked at when it is first needed, so that the error reaches whoever calls an operation, and not an import.
+_environment: str | None = os.environ.get("TILEWRIGHT_BACKEND") or None
+_forced: str | None = _environment
+
+
+def forced_backend() -> str | None:
+    """The backend that is forced on calls that name none, by `force_backend` or by TILEWRIGHT_BACKEND.
+
+    Raises:
+        ValueError: the environment variable names no backend.
+    """
+    if _forced is None:
+        return None
+    return _backend_name(_forced, "TILEWRIGHT_BACKEND" if _forced is _environment else "backend")
 
 
 class Operation:
@@ -137,8 +148,8 @@ class Operation:
             ValueError: an unknown backend.
             UnsupportedError: no eligible backend supports the request.
         """
-        if backend is None:
-            backend = _forced
+        if backend is None and _forced is not None:
+            backend = forced_backend()
         if backend is None:
             for implementation in self._automatic.get(device) or self._load_automatic(device):
                 if implementation.supports(*args).supported:

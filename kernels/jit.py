@@ -2,8 +2,8 @@
 
 An edited kernel runs without rebuilding, and a machine without nvcc has the CUDA backend all the same. Compiling needs
 no GPU. A kernel is found by the name under which its .cu file registers it, `TW_KERNEL("name", expression)`, and is
-compiled alone. What was compiled is kept in the user's cache folder ($TILEWRIGHT_CACHE, else $XDG_CACHE_HOME/tilewright,
-else ~/.cache/tilewright), under a hash of everything that goes into it: the source and every header that it includes,
+compiled alone. What was compiled is kept in the user's cache folder ($TILEWRIGHT_CACHE, else
+$XDG_CACHE_HOME/tilewright, else ~/.cache/tilewright), under a hash of everything that goes into it: the source and every header that it includes,
 the options, the version of NVRTC and the architecture.
 """
 
@@ -178,7 +178,7 @@ def _report(kernels: list[Source], error: str, log: str) -> str:
 def _includes(text: str, folder: Path, search: list[Path]) -> Iterator[Path]:
     """The files that `text` includes, as far as they exist: what is not found belongs to the compiler."""
     for quote, name in _INCLUDE.findall(text):
-        for place in ([folder, *search] if quote == '"' else search):
+        for place in [folder, *search] if quote == '"' else search:
             if (place / name).is_file():
                 yield place / name
                 break

@@ -26,7 +26,7 @@ def first(candidates: Iterable[T], objection: Callable[[T], str]) -> Choice[T]:
     Raises:
         ValueError: every candidate is rejected; the text holds each reason.
     """
-    rejected = []
+    rejected: list[tuple[T, str]] = []
     for candidate in candidates:
         reason = objection(candidate)
         if not reason:

@@ -11,8 +11,11 @@ and permuted without decoding anything.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
+
+from .dtypes import FORMAT_CODES
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,14 @@ class QuantizedWeight:
         """Bytes of storage, all tensors together."""
         tensors = (self.data, self.scales, self.zeros, self.g_idx)
         return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+    @cached_property
+    def native(self) -> tuple[int, int, int, int, int]:
+        """What a native kernel is told: (address, rows, columns, bytes from row to row, the format's code).
+
+        Kept, because it would be a good part of what a call costs in Python.
+        """
+        return self.data.data_ptr(), *self.shape, self.data.stride(0), FORMAT_CODES[self.format]
 
     def to(self, device: torch.device | str) -> QuantizedWeight:
         """The same weight on another device (itself when it is there already)."""

@@ -1,4 +1,4 @@
-"""Tensors as rows: what a kernel needs to know to find every row of several tensors that share their leading dimensions.
+"""Tensors as rows: what a kernel needs to find every row of several tensors that share their leading dimensions.
 
 A kernel of this package takes at most two leading dimensions, each with any stride. Most tensors have at most two
 once dimensions that lie behind each other in memory are joined; the rest are served by one launch for each index of
@@ -49,7 +49,7 @@ def _split(shape: list[int], strides: list[list[int]], tensors: tuple[torch.Tens
             yield from _split(shape[1:], [s[1:] for s in strides], parts)
         return
     shape = [1] * (2 - len(shape)) + shape
-    padded = tuple(((0, 0) + tuple(s))[-2:] for s in strides)
+    padded = tuple((s[-2] if len(s) > 1 else 0, s[-1] if s else 0) for s in strides)
     yield Rows(shape[0] * shape[1], shape[1], tensors, padded)
 
 

@@ -8,8 +8,8 @@ every function that it calls. Four rules follow for kernels:
 - a kernel imports the device functions that it calls by name (`from ..triton_support import dot`);
 - reductions are calls (`tl.sum(x, 0)`), not methods (`x.sum(0)`);
 - a mask is made of comparisons that have its shape: the interpreter cannot spread a scalar condition over it;
-- products of matrices are `dot`, and other arithmetic is on float32: the interpreter keeps bfloat16 as integers, and its
-  own `tl.dot` multiplies those.
+- products of matrices are `dot`, and other arithmetic is on float32: the interpreter keeps bfloat16 as integers, and
+  its own `tl.dot` multiplies those.
 
 Its conversions to and from bfloat16 and fp8 are replaced as well: its own cut off what they should round.
 """
@@ -50,7 +50,7 @@ INTERPRETED = tl.constexpr(False)  # true in the twins
 @triton.jit
 def dot(a, b, acc, precision: tl.constexpr = "ieee"):  # type: ignore[no-untyped-def]
     """acc + a @ b, accumulated in float32 (int32 for int8); `precision` is how float32 operands are multiplied."""
-    if INTERPRETED:
+    if INTERPRETED:  # noqa: SIM102 - the compiler drops a branch on a constant alone
         if a.dtype.is_floating():
             a = a.to(tl.float32)
             b = b.to(tl.float32)
@@ -148,7 +148,11 @@ def interpreted(function: Any) -> Any:
 
 
 _LIBRARY = [module for module in (tl, tl.core, tl.math, tl.standard, tl.random) if inspect.ismodule(module)]
-_PATCHED = [InterpreterBuilder, *_LIBRARY, *(c for c in vars(tl.core).values() if inspect.isclass(c) and c.__module__ == tl.core.__name__)]
+_PATCHED = [
+    InterpreterBuilder,
+    *_LIBRARY,
+    *(c for c in vars(tl.core).values() if inspect.isclass(c) and c.__module__ == tl.core.__name__),
+]
 _REWIRED = types.SimpleNamespace(restore=lambda: None)
 _one_at_a_time = threading.RLock()
 mangle_type(0)  # imports the rest of Triton, which must find its library as it was compiled

@@ -192,9 +192,14 @@ def test_the_environment_forces_a_backend():
 
 
 def test_an_unknown_backend_in_the_environment_is_named():
-    done = _python("import kernels", TILEWRIGHT_BACKEND="gpu")
+    code = "import torch, kernels; kernels.rms_norm(torch.ones(1, 4), torch.ones(4))"
+    done = _python(code, TILEWRIGHT_BACKEND="gpu")
     assert done.returncode != 0
-    assert "TILEWRIGHT_BACKEND is 'gpu'; it should be one of reference, cpu, triton, cuda" in done.stderr
+    assert "ValueError: TILEWRIGHT_BACKEND is 'gpu'; it should be one of reference, cpu, triton, cuda" in done.stderr
+    code = "import sys, engine.cli; sys.exit(engine.cli.main(['info', '--model', 'x']))"
+    done = _python(code, TILEWRIGHT_BACKEND="gpu")
+    assert done.returncode == 2
+    assert done.stderr == "error: TILEWRIGHT_BACKEND is 'gpu'; it should be one of reference, cpu, triton, cuda\n"
 
 
 def test_both_names_in_one_process_are_an_import_error():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -18,7 +20,9 @@ from kernels import (
     silu_and_mul,
 )
 from kernels.layers.rope import rope_frequencies, rope_table
+from kernels.quantized import FORMATS, QuantizedWeight
 from tests.backends import KERNEL_BACKENDS, require
+from tests.gguf_files import random_blocks
 from tests.numerics import assert_accurate, poisoned
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -269,6 +273,20 @@ def test_embedding_dense(backend, dtype):
     assert torch.equal(result, weight[ids])
     scaled = embedding(ids, weight, scale=3.0, out_dtype=torch.float32, backend=backend)
     assert torch.equal(scaled, weight[ids].float() * 3)
+
+
+@every_backend
+@pytest.mark.parametrize("format", list(FORMATS))
+def test_embedding_quantized(backend, format):
+    layout = FORMATS[format]
+    shape = (11, 2 * layout.block_size)
+    blocks = random_blocks(gguf.GGMLQuantizationType[format.upper()], shape, np.random.default_rng(0))
+    weight = QuantizedWeight(format, shape, torch.from_numpy(blocks))
+    ids = torch.tensor([10, 0, 3, 3, -5, 11])
+    require(embedding, backend, ids, weight, scale=0.5)
+    expected = reference.OPERATIONS["embedding"](ids, weight, 0.5, torch.float32)
+    out = poisoned(6, weight.shape[1])
+    assert torch.equal(embedding(ids, weight, scale=0.5, out=out, backend=backend), expected)
 
 
 @every_backend

@@ -17,9 +17,14 @@ void decode_row(const DecodeRows& p, std::int64_t r) {
   const bool known = id >= 0 && id < p.weight.rows;
   const std::uint8_t* row = static_cast<const std::uint8_t*>(p.weight.data) + (known ? id * p.weight.row_bytes : 0);
   const Lanes scale = splat_lanes(p.scale);
-  for (std::int64_t step = 0; step * kStep < columns; ++step) {
+  const std::int64_t steps = (columns + kStep - 1) / kStep;
+  typename Format::Scales scales;
+  for (std::int64_t step = 0; step < steps; ++step) {
+    const int i = static_cast<int>(step % kChunk);
+    const std::int64_t left = steps - step;
     Lanes w[2] = {splat_lanes(0.0f), splat_lanes(0.0f)};
-    if (known) Format::decode(row, step, columns, w);
+    if (known && i == 0) Format::prepare(row, step, left < kChunk ? static_cast<int>(left) : kChunk, scales);
+    if (known) Format::decode(row, step, columns, scales, i, w);
     for (int i = 0; i < 2; ++i) {
       const std::int64_t at = step * kStep + i * kLanes;
       if (at < columns) store(out + at, bit_cast<f32x16>(known ? multiply(w[i], scale) : w[i]), columns - at);

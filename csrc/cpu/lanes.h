@@ -139,7 +139,7 @@ inline u8x16 fifth_bits(std::uint32_t bits) {
 }
 
 // Four vectors, each summed in the tree of `sum` (vector.h): lanes 8 apart, then 4, 2 and 1.
-inline void sum_four(const Lanes (&a)[4], float (&sums)[4]) {
+[[gnu::always_inline]] inline void sum_four(const Lanes (&a)[4], float (&sums)[4]) {
 #if defined(__AVX512F__)
   // Halves of two vectors side by side are added at once, then quarters of all four.
   const auto halves = [](__m512 p, __m512 q) {

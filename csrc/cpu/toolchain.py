@@ -2,10 +2,10 @@
 
 Imports nothing but the standard library, because it runs while the package is being built.
 
-A family of kernels is one file, csrc/cpu/<family>.cpp, compiled once for each level with `-DTW_ISA=<level>` and wholly
-inside `namespace tw::TW_ISA`; bindings/cpu_<family>.cpp chooses among the levels at run time. Such a unit must define no
-weak symbol: the linker keeps one copy of an inline function or a template's instance, whichever unit it came from, and
-were it the copy with AVX-512 instructions, an older processor would stop at it. `shared_symbols` finds them.
+A family of kernels is one file, csrc/cpu/<family>.cpp, compiled once for each level with `-DTW_ISA=<level>`, all of it
+inside `namespace tw::TW_ISA`; bindings/cpu_<family>.cpp chooses among the levels at run time. Such a unit must define
+no weak symbol: the linker keeps one copy of an inline function or a template's instance, from whichever unit, and were
+it the copy with AVX-512 instructions, an older processor would stop at it. `shared_symbols` finds them.
 """
 
 from __future__ import annotations

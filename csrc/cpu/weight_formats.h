@@ -1,49 +1,111 @@
-// How each weight format is decoded, 32 weights at a time, for units that are compiled once a level.
+// How each weight format is decoded, for units that are compiled once a level.
 //
-// A format F has `F::decode(row, step, columns, w)`: weights 32 step .. 32 step + 31 of a row of `columns` weights, as two
-// vectors of sixteen. The numbers are those of reference/quantized.py bit for bit on every level: products of a float16
-// scale and a small integer are exact in float32, so it makes no difference whether the sum that follows is fused.
+// Weights are taken 32 at a time, a step, and scales for up to kChunk steps at once, where one vector operation
+// converts them all. A format F has
+//   F::prepare(row, step, count, scales)          the scales of `count` steps from `step`, a multiple of kChunk
+//   F::decode(row, step, columns, scales, i, w)   the weights of `step`, the i-th of those, as two vectors
+// The numbers are those of reference/quantized.py bit for bit on every level: products of a float16 scale and a small
+// integer are exact in float32, so it makes no difference whether the sum that follows is fused.
 #pragma once
 
 #include "common/weight_format.h"
 #include "cpu/lanes.h"
 
+// What runs once for 32 weights is part of its caller's loop: a call would spill the accumulators.
+#define TW_INLINE [[gnu::always_inline]] inline
+
 namespace tw::TW_ISA {
 namespace {
 
 constexpr int kStep = 32;
+constexpr int kChunk = 8;  // 256 weights: a block of the K formats
 
-// scale * q + offset for 16 bytes of two nibbles each: all low nibbles, then all high ones.
-inline void decode_nibbles(const std::uint8_t* packed, float scale, float offset, Lanes (&w)[2]) {
+struct PairScales {
+  alignas(64) float scale[kChunk];
+  float offset[kChunk];  // directly after `scale`: both are stored as one vector
+};
+
+struct NoScales {};
+
+// What a nibble stands for: scale * q + offset.
+struct NibbleValues {
 #if defined(__AVX512F__)
-  // A nibble has 16 values: they are worked out once and then looked up, which ignores all but an index's low 4 bits.
-  const __m512 integers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const __m512 values = _mm512_fmadd_ps(_mm512_set1_ps(scale), integers, _mm512_set1_ps(offset));
-  const __m512i index = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(packed)));
-  w[0].v = _mm512_permutexvar_ps(index, values);
-  w[1].v = _mm512_permutexvar_ps(_mm512_srli_epi32(index, 4), values);
+  __m512 all;  // worked out once and looked up, by the low 4 bits of an index
+  NibbleValues(float scale, float offset) {
+    const __m512 integers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    all = _mm512_fmadd_ps(_mm512_set1_ps(scale), integers, _mm512_set1_ps(offset));
+  }
 #else
-  const u8x16 bytes = load_bytes(packed);
-  const Lanes scales = splat_lanes(scale), offsets = splat_lanes(offset);
-  w[0] = fma(scales, to_lanes(bytes & 0x0f), offsets);
-  w[1] = fma(scales, to_lanes(shift_and_mask(bytes, 4, 0x0f)), offsets);
+  Lanes scale, offset;
+  NibbleValues(float s, float o) : scale(splat_lanes(s)), offset(splat_lanes(o)) {}
+#endif
+};
+
+// Of the low or the high nibbles of 16 bytes.
+inline Lanes low_nibbles(const std::uint8_t* packed, const NibbleValues& values) {
+#if defined(__AVX512F__)
+  const __m512i index = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(packed)));
+  return {_mm512_permutexvar_ps(index, values.all)};
+#else
+  return fma(values.scale, to_lanes(load_bytes(packed) & 0x0f), values.offset);
 #endif
 }
 
-struct Q4_0 {
-  static void decode(const std::uint8_t* row, std::int64_t step, std::int64_t, Lanes (&w)[2]) {
-    const std::uint8_t* block = row + step * 18;
-    const u8x16 bytes = load_bytes(block + 2);
-    const Lanes scale = splat_lanes(load_half(block));
+inline Lanes high_nibbles(const std::uint8_t* packed, const NibbleValues& values) {
+#if defined(__AVX512F__)
+  const __m512i index = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(packed)));
+  return {_mm512_permutexvar_ps(_mm512_srli_epi32(index, 4), values.all)};
+#else
+  return fma(values.scale, to_lanes(shift_and_mask(load_bytes(packed), 4, 0x0f)), values.offset);
+#endif
+}
+
+// Blocks of 32 weights in kBytes bytes that begin with a float16 scale and, in some formats, a float16 offset.
+template <int kBytes, bool kOffset>
+struct SmallBlocks {
+  using Scales = PairScales;
+  static const std::uint8_t* block(const std::uint8_t* row, std::int64_t step) { return row + step * kBytes; }
+
+  TW_INLINE static void prepare(const std::uint8_t* row, std::int64_t step, int count, Scales& scales) {
+    const std::uint8_t* from = block(row, step);
+#if defined(__AVX512F__)
+    if (count == kChunk) {
+      // The scale and what follows it, of eight blocks; then all scales first; then sixteen conversions at once.
+      const auto word = [from](int i) {
+        int bits;
+        __builtin_memcpy(&bits, from + i * kBytes, sizeof bits);
+        return bits;
+      };
+      __m256i pairs = _mm256_setr_epi32(word(0), word(1), word(2), word(3), word(4), word(5), word(6), word(7));
+      const __m128i apart = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+      pairs = _mm256_shuffle_epi8(pairs, _mm256_broadcastsi128_si256(apart));
+      _mm512_store_ps(scales.scale, _mm512_cvtph_ps(_mm256_permute4x64_epi64(pairs, 0xd8)));
+      return;
+    }
+#endif
+    for (int i = 0; i < count; ++i) {
+      scales.scale[i] = load_half(from + i * kBytes);
+      if constexpr (kOffset) scales.offset[i] = load_half(from + i * kBytes + 2);
+    }
+  }
+};
+
+struct Q4_0 : SmallBlocks<18, false> {
+  TW_INLINE static void decode(const std::uint8_t* row, std::int64_t step, std::int64_t, const Scales& s, int i,
+                               Lanes (&w)[2]) {
+    const u8x16 bytes = load_bytes(block(row, step) + 2);
+    const Lanes scale = splat_lanes(s.scale[i]);
     w[0] = multiply(scale, to_lanes(reinterpret_cast<i8x16>((bytes & 0x0f) - 8)));
     w[1] = multiply(scale, to_lanes(reinterpret_cast<i8x16>(shift_and_mask(bytes, 4, 0x0f) - 8)));
   }
 };
 
-struct Q4_1 {
-  static void decode(const std::uint8_t* row, std::int64_t step, std::int64_t, Lanes (&w)[2]) {
-    const std::uint8_t* block = row + step * 20;
-    decode_nibbles(block + 4, load_half(block), load_half(block + 2), w);
+struct Q4_1 : SmallBlocks<20, true> {
+  TW_INLINE static void decode(const std::uint8_t* row, std::int64_t step, std::int64_t, const Scales& s, int i,
+                               Lanes (&w)[2]) {
+    const NibbleValues values(s.scale[i], s.offset[i]);
+    w[0] = low_nibbles(block(row, step) + 4, values);
+    w[1] = high_nibbles(block(row, step) + 4, values);
   }
 };
 
@@ -56,110 +118,121 @@ inline void five_bits(const std::uint8_t* low, const std::uint8_t* high, u8x16 (
   q[1] = shift_and_mask(bytes, 4, 0x0f) | fifth_bits(bits >> 16);
 }
 
-struct Q5_0 {
-  static void decode(const std::uint8_t* row, std::int64_t step, std::int64_t, Lanes (&w)[2]) {
-    const std::uint8_t* block = row + step * 22;
+struct Q5_0 : SmallBlocks<22, false> {
+  TW_INLINE static void decode(const std::uint8_t* row, std::int64_t step, std::int64_t, const Scales& s, int i,
+                               Lanes (&w)[2]) {
     u8x16 q[2];
-    five_bits(block + 6, block + 2, q);
-    const Lanes scale = splat_lanes(load_half(block));
-    for (int i = 0; i < 2; ++i) w[i] = multiply(scale, to_lanes(reinterpret_cast<i8x16>(q[i] - 16)));
+    five_bits(block(row, step) + 6, block(row, step) + 2, q);
+    const Lanes scale = splat_lanes(s.scale[i]);
+    for (int h = 0; h < 2; ++h) w[h] = multiply(scale, to_lanes(reinterpret_cast<i8x16>(q[h] - 16)));
   }
 };
 
-struct Q5_1 {
-  static void decode(const std::uint8_t* row, std::int64_t step, std::int64_t, Lanes (&w)[2]) {
-    const std::uint8_t* block = row + step * 24;
+struct Q5_1 : SmallBlocks<24, true> {
+  TW_INLINE static void decode(const std::uint8_t* row, std::int64_t step, std::int64_t, const Scales& s, int i,
+                               Lanes (&w)[2]) {
     u8x16 q[2];
-    five_bits(block + 8, block + 4, q);
-    const Lanes scale = splat_lanes(load_half(block)), offset = splat_lanes(load_half(block + 2));
-    for (int i = 0; i < 2; ++i) w[i] = fma(scale, to_lanes(q[i]), offset);
+    five_bits(block(row, step) + 8, block(row, step) + 4, q);
+    const Lanes scale = splat_lanes(s.scale[i]), offset = splat_lanes(s.offset[i]);
+    for (int h = 0; h < 2; ++h) w[h] = fma(scale, to_lanes(q[h]), offset);
   }
 };
 
-struct Q8_0 {
-  static void decode(const std::uint8_t* row, std::int64_t step, std::int64_t, Lanes (&w)[2]) {
-    const std::uint8_t* block = row + step * 34;
-    const Lanes scale = splat_lanes(load_half(block));
-    for (int i = 0; i < 2; ++i) {
-      w[i] = multiply(scale, to_lanes(reinterpret_cast<i8x16>(load_bytes(block + 2 + 16 * i))));
-    }
-  }
-};
-
-// Scale and offset of group `group` of 32 in a Q4_K or Q5_K block. The 8 scales and 8 minima have 6 bits each, in 12
-// bytes: see reference/quantized.py.
-struct GroupScale {
-  float scale, offset;
-};
-
-inline GroupScale group_scale(const std::uint8_t* block, int group) {
-  const std::uint8_t* packed = block + 4;
-  int scale, minimum;
-  if (group < 4) {
-    scale = packed[group] & 63;
-    minimum = packed[group + 4] & 63;
-  } else {
-    scale = (packed[group + 4] & 15) | (packed[group - 4] >> 6 << 4);
-    minimum = (packed[group + 4] >> 4) | (packed[group] >> 6 << 4);
-  }
-  return {load_half(block) * static_cast<float>(scale), -(load_half(block + 2) * static_cast<float>(minimum))};
-}
-
-// In the K formats a block has 256 weights in 8 groups; two neighbouring groups share 32 bytes of nibbles.
-inline u8x16 nibbles_of_group(const std::uint8_t* packed, int group, int half) {
-  return shift_and_mask(load_bytes(packed + group / 2 * 32 + half * 16), group % 2 * 4, 0x0f);
-}
-
-struct Q4_K {
-  static void decode(const std::uint8_t* row, std::int64_t step, std::int64_t, Lanes (&w)[2]) {
-    const std::uint8_t* block = row + step / 8 * 144;
-    const int group = static_cast<int>(step % 8);
-    const GroupScale s = group_scale(block, group);
-    const Lanes scale = splat_lanes(s.scale), offset = splat_lanes(s.offset);
-    for (int i = 0; i < 2; ++i) w[i] = fma(scale, to_lanes(nibbles_of_group(block + 16, group, i)), offset);
-  }
-};
-
-struct Q5_K {
-  static void decode(const std::uint8_t* row, std::int64_t step, std::int64_t, Lanes (&w)[2]) {
-    const std::uint8_t* block = row + step / 8 * 176;
-    const int group = static_cast<int>(step % 8);
-    const GroupScale s = group_scale(block, group);
-    const Lanes scale = splat_lanes(s.scale), offset = splat_lanes(s.offset);
-    for (int i = 0; i < 2; ++i) {
-      const u8x16 fifth = shift_left_and_mask(shift_and_mask(load_bytes(block + 16 + i * 16), group, 1), 4, 0x10);
-      w[i] = fma(scale, to_lanes(nibbles_of_group(block + 48, group, i) | fifth), offset);
-    }
-  }
-};
-
-struct Q6_K {
-  static void decode(const std::uint8_t* row, std::int64_t step, std::int64_t, Lanes (&w)[2]) {
-    const std::uint8_t* block = row + step / 8 * 210;
-    const int group = static_cast<int>(step % 8), half = group / 4, quarter = group % 4;
-    const float d = load_half(block + 208);
-    for (int i = 0; i < 2; ++i) {
-      // Groups 0 and 1 of each half of the block are the low nibbles of 64 bytes, 2 and 3 the high ones.
-      const u8x16 low = load_bytes(block + half * 64 + quarter % 2 * 32 + i * 16);
-      const u8x16 high = load_bytes(block + 128 + half * 32 + i * 16);
-      const u8x16 top = shift_left_and_mask(shift_and_mask(high, quarter * 2, 3), 4, 0x30);
-      const u8x16 q = shift_and_mask(low, quarter / 2 * 4, 0x0f) | top;
-      const float scale = d * static_cast<float>(static_cast<std::int8_t>(block[192 + group * 2 + i]));
-      w[i] = multiply(splat_lanes(scale), to_lanes(reinterpret_cast<i8x16>(q - 32)));
+struct Q8_0 : SmallBlocks<34, false> {
+  TW_INLINE static void decode(const std::uint8_t* row, std::int64_t step, std::int64_t, const Scales& s, int i,
+                               Lanes (&w)[2]) {
+    const Lanes scale = splat_lanes(s.scale[i]);
+    for (int h = 0; h < 2; ++h) {
+      w[h] = multiply(scale, to_lanes(reinterpret_cast<i8x16>(load_bytes(block(row, step) + 2 + 16 * h))));
     }
   }
 };
 
 struct Mxfp4 {
-  static void decode(const std::uint8_t* row, std::int64_t step, std::int64_t, Lanes (&w)[2]) {
+  using Scales = NoScales;
+  TW_INLINE static void prepare(const std::uint8_t*, std::int64_t, int, NoScales&) {}
+  TW_INLINE static void decode(const std::uint8_t* row, std::int64_t step, std::int64_t, NoScales, int, Lanes (&w)[2]) {
     const std::uint8_t* block = row + step * 17;
     // The e2m1 values, doubled, and so 2^(e - 128) for the scale; the two smallest of those are subnormal.
     constexpr i8x16 kValues = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
     const std::uint32_t exponent = block[0];
-    const float scale = bit_cast<float>(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23);
+    const Lanes scale = splat_lanes(bit_cast<float>(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23));
     const u8x16 bytes = load_bytes(block + 1), table = reinterpret_cast<u8x16>(kValues);
     const u8x16 q[2] = {lookup(table, bytes & 0x0f), lookup(table, shift_and_mask(bytes, 4, 0x0f))};
-    for (int i = 0; i < 2; ++i) w[i] = multiply(splat_lanes(scale), to_lanes(reinterpret_cast<i8x16>(q[i])));
+    for (int h = 0; h < 2; ++h) w[h] = multiply(scale, to_lanes(reinterpret_cast<i8x16>(q[h])));
+  }
+};
+
+// Q4_K and Q5_K: a block of kBytes has 8 groups of 32 weights, each with a scale and a minimum of 6 bits, times the
+// block's d and dmin. reference/quantized.py says where the bits are.
+template <int kBytes>
+struct KBlocks {
+  using Scales = PairScales;
+  static const std::uint8_t* block(const std::uint8_t* row, std::int64_t step) { return row + step / kChunk * kBytes; }
+
+  TW_INLINE static void prepare(const std::uint8_t* row, std::int64_t step, int, Scales& scales) {
+    const std::uint8_t* from = block(row, step);
+    std::uint32_t packed[3];
+    __builtin_memcpy(packed, from + 4, sizeof packed);
+    constexpr std::uint32_t kSix = 0x3f3f3f3f, kFour = 0x0f0f0f0f, kTopTwo = 0x30303030;
+    const std::uint32_t integers[4] = {packed[0] & kSix, (packed[2] & kFour) | (packed[0] >> 2 & kTopTwo),
+                                       packed[1] & kSix, (packed[2] >> 4 & kFour) | (packed[1] >> 2 & kTopTwo)};
+    float values[2 * kChunk];
+    store_lanes(values, to_lanes(load_bytes(integers)));
+    const float d = load_half(from), negative_d_min = -load_half(from + 2);
+    for (int i = 0; i < kChunk; ++i) scales.scale[i] = d * values[i];
+    for (int i = 0; i < kChunk; ++i) scales.offset[i] = negative_d_min * values[kChunk + i];
+  }
+};
+
+struct Q4_K : KBlocks<144> {
+  TW_INLINE static void decode(const std::uint8_t* row, std::int64_t step, std::int64_t, const Scales& s, int i,
+                               Lanes (&w)[2]) {
+    const NibbleValues values(s.scale[i], s.offset[i]);
+    // Two neighbouring groups are the low and the high nibbles of 32 bytes.
+    const std::uint8_t* packed = block(row, step) + 16 + i / 2 * 32;
+    for (int h = 0; h < 2; ++h) {
+      w[h] = i % 2 ? high_nibbles(packed + 16 * h, values) : low_nibbles(packed + 16 * h, values);
+    }
+  }
+};
+
+struct Q5_K : KBlocks<176> {
+  TW_INLINE static void decode(const std::uint8_t* row, std::int64_t step, std::int64_t, const Scales& s, int i,
+                               Lanes (&w)[2]) {
+    const std::uint8_t* from = block(row, step);
+    const Lanes scale = splat_lanes(s.scale[i]), offset = splat_lanes(s.offset[i]);
+    for (int h = 0; h < 2; ++h) {
+      const u8x16 low = shift_and_mask(load_bytes(from + 48 + i / 2 * 32 + h * 16), i % 2 * 4, 0x0f);
+      const u8x16 fifth = shift_left_and_mask(shift_and_mask(load_bytes(from + 16 + h * 16), i, 1), 4, 0x10);
+      w[h] = fma(scale, to_lanes(low | fifth), offset);
+    }
+  }
+};
+
+struct Q6_K {
+  struct Scales {
+    alignas(64) float scale[2 * kChunk];  // one for 16 weights
+  };
+
+  TW_INLINE static void prepare(const std::uint8_t* row, std::int64_t step, int, Scales& scales) {
+    const std::uint8_t* from = row + step / kChunk * 210;
+    const Lanes integers = to_lanes(reinterpret_cast<i8x16>(load_bytes(from + 192)));
+    store_lanes(scales.scale, multiply(splat_lanes(load_half(from + 208)), integers));
+  }
+
+  TW_INLINE static void decode(const std::uint8_t* row, std::int64_t step, std::int64_t, const Scales& s, int i,
+                               Lanes (&w)[2]) {
+    const std::uint8_t* from = row + step / kChunk * 210;
+    const int half = i / 4, quarter = i % 4;
+    for (int h = 0; h < 2; ++h) {
+      // Groups 0 and 1 of each half of the block are the low nibbles of 64 bytes, 2 and 3 the high ones.
+      const u8x16 low = load_bytes(from + half * 64 + quarter % 2 * 32 + h * 16);
+      const u8x16 high = load_bytes(from + 128 + half * 32 + h * 16);
+      const u8x16 top = shift_left_and_mask(shift_and_mask(high, quarter * 2, 3), 4, 0x30);
+      const u8x16 q = shift_and_mask(low, quarter / 2 * 4, 0x0f) | top;
+      w[h] = multiply(splat_lanes(s.scale[2 * i + h]), to_lanes(reinterpret_cast<i8x16>(q - 32)));
+    }
   }
 };
 
@@ -169,7 +242,10 @@ inline Lanes load_lanes(const Bfloat16* p) { return to_lanes(load(p)); }
 // A dense row; beyond its end the weights are zero.
 template <class T>
 struct Dense {
-  static void decode(const std::uint8_t* row, std::int64_t step, std::int64_t columns, Lanes (&w)[2]) {
+  using Scales = NoScales;
+  TW_INLINE static void prepare(const std::uint8_t*, std::int64_t, int, NoScales&) {}
+  TW_INLINE static void decode(const std::uint8_t* row, std::int64_t step, std::int64_t columns, NoScales, int,
+                               Lanes (&w)[2]) {
     const T* from = reinterpret_cast<const T*>(row) + step * kStep;
     const std::int64_t left = columns - step * kStep;
     for (int i = 0; i < 2; ++i) {

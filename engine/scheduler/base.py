@@ -107,4 +107,4 @@ class Scheduler(ABC):
             assert request.computed <= len(request.pages) * self.pool.page_size, f"request {request.id} lacks pages"
             assert request.computed < request.num_tokens, f"request {request.id} has nothing left to compute"
             if request.status is Status.WAITING:
-                assert not request.pages and not request.computed, f"request {request.id} waits with pages"
+                assert (request.pages, request.computed) == ([], 0), f"request {request.id} waits with pages"

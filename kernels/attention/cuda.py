@@ -118,4 +118,3 @@ def _side(rows: torch.Tensor, pages: torch.Tensor, scale: Scale) -> _AppendRows:
         number,
         by_slot,
     )
-

@@ -9,7 +9,9 @@ import torch
 from .. import _cpu
 from ..dispatch import YES, Support, implements
 from ..dtypes import CODES
+from ..quantized import QuantizedWeight
 from ..rows import as_rows, write_rows
+from ..weights import weight_arguments
 
 
 def _always(*args: Any) -> Support:
@@ -128,3 +130,23 @@ def silu_and_mul(x: torch.Tensor, out: torch.Tensor) -> None:
 @implements("gelu_and_mul", "cpu", supports=_always)
 def gelu_and_mul(x: torch.Tensor, approximate: str, out: torch.Tensor) -> None:
     _gated(x, approximate, out)
+
+
+@implements("embedding", "cpu", supports=_always)
+def embedding(
+    ids: torch.Tensor,
+    weight: torch.Tensor | QuantizedWeight,
+    scale: float,
+    out_dtype: torch.dtype,
+    out: torch.Tensor,
+) -> None:
+    _cpu.decode_rows(
+        ids.shape[0],
+        ids.data_ptr(),
+        ids.dtype == torch.int64,
+        *weight_arguments(weight),
+        scale,
+        out.data_ptr(),
+        out.stride()[0],
+        CODES[out_dtype],
+    )

@@ -200,9 +200,7 @@ def _embedding_supports(ids: torch.Tensor, weight: torch.Tensor | QuantizedWeigh
 
 
 @implements("embedding", "cuda", supports=_embedding_supports)
-def embedding(
-    ids: torch.Tensor, weight: torch.Tensor, scale: float, out_dtype: torch.dtype, out: torch.Tensor
-) -> None:
+def embedding(ids: torch.Tensor, weight: torch.Tensor, scale: float, out_dtype: torch.dtype, out: torch.Tensor) -> None:
     tokens, width = out.shape
     if tokens * width == 0:
         return

@@ -116,8 +116,8 @@ def _sigmoid(x):  # type: ignore[no-untyped-def]
 def _normal_cdf(x):  # type: ignore[no-untyped-def]
     """The normal distribution function to a few units in the last place, in its left tail as well.
 
-    It is erfc(z) / 2 with z = -x / sqrt(2), and exp(z^2) erfc(z) = t P(t) with t = 1 / (1 + z / 2): P is a Chebyshev fit
-    of degree 8 over 0 <= z <= 12, of relative error 5e-8.
+    It is erfc(z) / 2 with z = -x / sqrt(2), and exp(z^2) erfc(z) = t P(t) with t = 1 / (1 + z / 2): P is a Chebyshev
+    fit of degree 8 over 0 <= z <= 12, of relative error 5e-8.
     """
     t = tl.div_rn(1.0, 1.0 + tl.abs(x) * 0.35355339059327373)
     p = -0.0601972491 * t + 0.28986904
@@ -166,7 +166,18 @@ def _gated(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _turn_heads(  # type: ignore[no-untyped-def]
-    x, out, x_stride, out_stride, head, heads, cosines, sines, half, head_dim, INTERLEAVED: tl.constexpr, BLOCK: tl.constexpr
+    x,
+    out,
+    x_stride,
+    out_stride,
+    head,
+    heads,
+    cosines,
+    sines,
+    half,
+    head_dim,
+    INTERLEAVED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     x += head.to(tl.int64)[:, None] * x_stride
     out += head.to(tl.int64)[:, None] * out_stride
@@ -293,7 +304,7 @@ def fused_add_rms_norm(
 def _norm(
     tensors: tuple[torch.Tensor, ...], weight: torch.Tensor, eps: float, weight_offset: float, *, add: bool
 ) -> None:
-    """`tensors` are x, the residual, the normed output and the sum; without `add` the second and fourth are not read."""
+    """`tensors` are x, the residual, the normed output and the sum; the second and fourth count only with `add`."""
     width = tensors[0].shape[-1]
     tile = policy.triton_norm(width).taken
     for part in strides.each(*tensors):
@@ -361,9 +372,7 @@ def _embedding_supports(ids: torch.Tensor, weight: torch.Tensor | QuantizedWeigh
 
 
 @implements("embedding", "triton", supports=_embedding_supports)
-def embedding(
-    ids: torch.Tensor, weight: torch.Tensor, scale: float, out_dtype: torch.dtype, out: torch.Tensor
-) -> None:
+def embedding(ids: torch.Tensor, weight: torch.Tensor, scale: float, out_dtype: torch.dtype, out: torch.Tensor) -> None:
     tokens, width = out.shape
     if tokens * width == 0:
         return
@@ -381,8 +390,8 @@ def configurations() -> Iterator[Configuration]:
         for weight in dict.fromkeys((x, torch.float32)):
             for one_step in (True, False) if tile is policy.NORM_TILES[-1] else (True,):
                 p = pointer(x)
-                types = (p, p, pointer(weight), p, p, *(i32,) * 10, "fp32", "fp32")
-                constants = {"ADD": add, "ONE_STEP": one_step, "BLOCK": tile.block}
+                types: tuple[str, ...] = (p, p, pointer(weight), p, p, *(i32,) * 10, "fp32", "fp32")
+                constants: dict[str, Any] = {"ADD": add, "ONE_STEP": one_step, "BLOCK": tile.block}
                 yield Configuration(_rms_norm, types, constants, tile.num_warps)
     for x, gate, tile in itertools.product(FLOATS, ("silu", "gelu_tanh", "gelu_none"), policy.ELEMENTWISE_TILES):
         constants = {"GATE": gate, "ROWS": tile.rows, "BLOCK": tile.block}

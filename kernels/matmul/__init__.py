@@ -43,27 +43,44 @@ def quantized_matmul(
         ValueError: a dtype, shape, stride or device is not as above.
         UnsupportedError: no backend supports the request.
     """
-    _check_product(x, w)
+    shape, dtype, device = x.shape, x.dtype, x.device
+    _check_product(x, w, shape, dtype, device)
     features = w.shape[0]
     if bias is not None:
-        checks.dtype("bias", bias, FLOATS)
-        checks.shape("bias", bias, (features,), "N, the rows of w")
-        checks.contiguous_rows("bias", bias)
-        checks.same_device("bias", bias, "x", x)
-    shape = (*x.shape[:-1], features)
+        _check_bias(bias, features, device)
+    result = (*shape[:-1], features)
     if out is not None:
-        checks.output("out", out, shape, x.dtype, x)
+        checks.output("out", out, result, dtype, device)
     args = (x, w, bias)
-    run = _quantized_matmul.select(x.device, backend, *args)
+    run = _quantized_matmul.select(device, backend, *args)
     if out is None:
-        out = torch.empty(shape, dtype=x.dtype, device=x.device)
+        out = torch.empty(result, dtype=dtype, device=device)
     run(*args, out)
     return out
 
 
-def _check_product(x: torch.Tensor, w: QuantizedWeight | torch.Tensor) -> None:
+def _check_product(
+    x: torch.Tensor,
+    w: QuantizedWeight | torch.Tensor,
+    shape: torch.Size,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    if (
+        shape
+        and dtype in FLOATS
+        and x.stride()[-1] == 1
+        and (
+            (w.dtype in FLOATS and w.dim() == 2 and w.stride()[1] == 1)
+            if isinstance(w, torch.Tensor)
+            else isinstance(w, QuantizedWeight)
+        )
+        and shape[-1] == w.shape[1]
+        and w.device == device
+    ):
+        return
     checks.dtype("x", x, FLOATS)
-    if x.dim() == 0:
+    if not shape:
         raise ValueError("x has no dimensions; it should be [..., K]")
     checks.contiguous_rows("x", x)
     if isinstance(w, torch.Tensor):
@@ -72,9 +89,19 @@ def _check_product(x: torch.Tensor, w: QuantizedWeight | torch.Tensor) -> None:
         checks.contiguous_rows("w", w)
     elif not isinstance(w, QuantizedWeight):
         raise ValueError(f"w is a {type(w).__name__}; it should be a QuantizedWeight or a tensor")
-    if x.shape[-1] != w.shape[1]:
+    if shape[-1] != w.shape[1]:
         raise ValueError(
-            f"x has shape {list(x.shape)}; its last dimension should be K = {w.shape[1]}, as w has shape {list(w.shape)}"
+            f"x has shape {list(shape)}; its last dimension should be K = {w.shape[1]}, as w has shape {list(w.shape)}"
         )
-    if w.device != x.device:
-        raise ValueError(f"w is on {w.device} and x on {x.device}; they should be on one device")
+    if w.device != device:
+        raise ValueError(f"w is on {w.device} and x on {device}; they should be on one device")
+
+
+def _check_bias(bias: torch.Tensor, features: int, device: torch.device) -> None:
+    if bias.shape == (features,) and bias.dtype in FLOATS and bias.stride() == (1,) and bias.device == device:
+        return
+    checks.dtype("bias", bias, FLOATS)
+    checks.shape("bias", bias, (features,), "N, the rows of w")
+    checks.contiguous_rows("bias", bias)
+    if bias.device != device:
+        raise ValueError(f"bias is on {bias.device} and x on {device}; they should be on one device")

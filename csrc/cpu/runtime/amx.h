@@ -1,7 +1,7 @@
 // The configuration of the AMX tile registers.
 //
-// It is loaded by our own instruction rather than by the compiler's `_tile_loadconfig`: GCC 12 declares 8 bytes of input
-// for that, so stores to the other 56 bytes of the configuration look dead and are dropped.
+// It is loaded by our own instruction rather than by the compiler's `_tile_loadconfig`: GCC 12 declares 8 bytes of
+// input for that, so stores to the other 56 bytes of the configuration look dead and are dropped.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
-// Each worker has a mailbox of its own, so that a call wakes as many workers as it has parts and no more. A mailbox is a
-// counter of posts: the worker spins on it for a while, since the next operation of a model is microseconds away, and
+// Each worker has a mailbox of its own, so that a call wakes as many workers as it has parts and no more. A mailbox is
+// a counter of posts: the worker spins on it for a while, since the next operation of a model is microseconds away, and
 // then sleeps in the kernel (futex) until it changes. The caller waits for its workers in the same way, but a part that
-// its worker has not begun by the time the caller is idle, the caller runs itself: on a machine with other work to do, a
+// no worker has begun by the time the caller is idle, the caller runs itself: on a machine with other work to do, a
 // worker may not be scheduled for milliseconds.
 #include "cpu/runtime/thread_pool.h"
 
