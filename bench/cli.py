@@ -30,7 +30,7 @@ from bench.timing import Clock, Plan
 from kernels.dispatch import BACKENDS
 
 QUICK_SECONDS = 60.0
-_RESERVE = 8.0  # of them, for what has been started when the time is up
+_RESERVE = 12.0  # of them, for importing PyTorch and for the case that is running when the time is up
 CASE_SECONDS = 4.0  # for all variants of a case, without --quick
 COLD_CACHES = 2  # buffers that go round fill the largest cache so many times
 
@@ -51,9 +51,7 @@ def parser(bench: str, description: str) -> argparse.ArgumentParser:
     made.add_argument("--list", action="store_true", help="print the rows and end")
     made.add_argument("--row", metavar="ROW", help="only the row with this name, or the rows that it is a part of")
     made.add_argument("--profile", metavar="ROW", help="print the profiler commands that reproduce a row, and end")
-    made.add_argument(
-        "--calls", metavar="N", type=int, help="run the rows N times, for a profiler, untimed"
-    )
+    made.add_argument("--calls", metavar="N", type=int, help="run the rows N times, for a profiler, untimed")
     return made
 
 
@@ -180,7 +178,6 @@ def _introduce(bench: str, about: dict[str, Any], ceilings: Ceilings) -> None:
     print(f"bench.{bench} on {about['name']} ({size}); measured ceilings:")
     for name, entry in measured.as_json(ceilings).items():
         print(f"  {name:11}{entry['value']:10.4g} {entry['unit']:8}by {entry['form']}")
-    print(f"  {harness.HEADER}   times that peers take, over ours")
 
 
 def run(
@@ -196,6 +193,8 @@ def run(
     time that is left, and those that it doesn't reach are named.
     """
     results = []
+    width, said = max((len(case.row) for case in chosen), default=0), set[str]()
+    print(harness.header(width))
     for place, case in enumerate(chosen):
         plan = Plan(seconds=CASE_SECONDS)
         if deadline is not None:
@@ -203,11 +202,11 @@ def run(
             if left <= 0:
                 print("not run, the time of --quick is up: " + ", ".join(case.row for case in chosen[place:]))
                 break
-            # Half of the share is for making inputs and settling.
-            plan = Plan(0.5 * left / (len(chosen) - place), slice_seconds=0.01, settle_seconds=0.03, min_rounds=5)
+            # The rest of the share is for making inputs and settling.
+            plan = Plan(0.4 * left / (len(chosen) - place), slice_seconds=0.01, settle_seconds=0.03, min_rounds=5)
         measurement = harness.measure(case, settings, selection, plan, clock)
         made = harness.rows(bench, measurement, ceilings)
-        harness.show(measurement, made)
+        harness.show(measurement, made, width, said=said)
         results.append((measurement, made))
     return results
 

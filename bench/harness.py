@@ -199,30 +199,55 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e9:.3g} ns"
 
 
-HEADER = f"{'variant':14}{'time':>9}{'+-':>6}{'noise':>7}{'bytes':>10}{'flops':>12}{'roof':>17}{'rate':>13}"
+def header(width: int) -> str:
+    """The line above the lines of rows, whose first column is `width` wide."""
+    columns = f"{'time':>9} {'+-':>5}{'noise':>7}{'bytes':>10}{'flops':>12}{'of roof':>17}{'rate':>13}"
+    return f"{'':{width}}  {'variant':12}{columns}   peers' time over ours"
 
 
-def line(row: Row) -> str:
-    """A row in one line; "~" marks a median that is not known well; ratios are how many times longer the peers take."""
+def line(row: Row, shape: str, width: int) -> str:
+    """A row in one line; "~" marks a median that is not known well."""
     half = (row.ci[1] - row.ci[0]) / 2 / row.seconds
-    roof = f"{100 * row.share_of_roof:.0f}% of {row.ceiling}"
-    text = f"{row.variant[:13]:14}{duration(row.seconds):>9}{'~' if row.wide else ' '}"
+    roof = f"{100 * row.share_of_roof:.0f}% {row.ceiling}"
+    text = f"{shape:{width}}  {row.variant[:11]:12}{duration(row.seconds):>9}{'~' if row.wide else ' '}"
     text += f"{100 * half:4.0f}%{100 * row.noise:6.0f}%"
-    text += f"{amount(row.bytes, 'B'):>10}{amount(row.flops, 'FLOP'):>12}{roof:>17}"
-    if "tokens" in row.case:
-        rate = f"{row.case['tokens'] / row.seconds:,.0f} tok/s"
-    elif row.roof == "memory":
-        rate = amount(row.bytes / row.seconds, "B/s")
-    else:
-        rate = amount(row.flops / row.seconds, "FLOP/s")
+    text += f"{amount(row.bytes, 'B'):>10}{amount(row.flops, 'FLOP'):>12}{roof:>17}{rate(row):>13}"
     ratios = "  ".join(f"{peer} x{value:.2f}" for peer, value in row.ratio.items())
-    return f"{text}{rate:>13}   {ratios}".rstrip()
+    return f"{text}   {ratios}".rstrip()
 
 
-def show(measurement: Measurement, made: Sequence[Row], say: Callable[[str], None] = print) -> None:
-    """Prints a case: its name, a line a variant, and why the others are missing."""
-    say(measurement.case.row)
-    for row in made:
-        say(f"  {line(row)}")
+def rate(row: Row) -> str:
+    """What the roof is about, a second: tokens where the case says how many, else bytes or flops."""
+    if "tokens" in row.case:
+        return f"{row.case['tokens'] / row.seconds:,.0f} tok/s"
+    if row.roof == "memory":
+        return amount(row.bytes / row.seconds, "B/s")
+    return amount(row.flops / row.seconds, "FLOP/s")
+
+
+def show(
+    measurement: Measurement,
+    made: Sequence[Row],
+    width: int,
+    say: Callable[[str], None] = print,
+    said: set[str] | None = None,
+) -> None:
+    """Prints a case: a line a backend (a line a peer where no backend ran), and why variants are missing, once a reason.
+
+    Args:
+        measurement: of the case.
+        made: its rows.
+        width: of the column of shapes.
+        say: prints a line.
+        said: reasons that have been printed; is added to.
+    """
+    shape = measurement.case.row
+    ours = [row for row in made if row.variant in BACKENDS]
+    for row in ours or made:
+        say(line(row, shape, width))
+    said = set() if said is None else said
     for name, reason in measurement.missing.items():
-        say(f"  {name:14}not run: {reason}")
+        text = f"{measurement.case.op}: {name} was not run: {reason}"
+        if text not in said:
+            say(f"  {text}")
+            said.add(text)

@@ -75,7 +75,7 @@ def _case(
 
 
 def _norms(settings: Settings, shape: dict[str, Any], hidden: int, quick: bool) -> list[Case]:
-    tokens, dtype = shape["tokens"], DTYPES[shape["dtype"]]
+    tokens, dtype = shape["rows"], DTYPES[shape["dtype"]]
 
     def tensor(*sizes: int) -> torch.Tensor:
         return torch.randn(*sizes, device=settings.device).to(dtype)
@@ -107,7 +107,7 @@ def _norms(settings: Settings, shape: dict[str, Any], hidden: int, quick: bool) 
 
 
 def _gated(settings: Settings, shape: dict[str, Any], features: int, quick: bool) -> list[Case]:
-    tokens, dtype = shape["tokens"], DTYPES[shape["dtype"]]
+    tokens, dtype = shape["rows"], DTYPES[shape["dtype"]]
 
     def inputs() -> Any:
         x = torch.randn(tokens, 2 * features, device=settings.device).to(dtype)
@@ -133,7 +133,7 @@ def _gated(settings: Settings, shape: dict[str, Any], features: int, quick: bool
 
 
 def _rotary(settings: Settings, shape: dict[str, Any], heads: tuple[int, int, int], quick: bool) -> Case:
-    tokens, dtype = shape["tokens"], DTYPES[shape["dtype"]]
+    tokens, dtype = shape["rows"], DTYPES[shape["dtype"]]
     num_q_heads, num_kv_heads, head_dim = heads
     table = rope_table(rope_frequencies(head_dim, 10_000.0), 8192).to(settings.device)
 
@@ -155,7 +155,7 @@ def _rotary(settings: Settings, shape: dict[str, Any], heads: tuple[int, int, in
 
 
 def _embedding(settings: Settings, shape: dict[str, Any], vocabulary: int, hidden: int, quick: bool) -> Case:
-    tokens, dtype = shape["tokens"], DTYPES[shape["dtype"]]
+    tokens, dtype = shape["rows"], DTYPES[shape["dtype"]]
     weight = torch.empty(0)
 
     def inputs() -> Any:
@@ -180,7 +180,7 @@ def cases(settings: Settings) -> list[Case]:
     for (model, sizes), dtype in ((m, d) for m in MODELS.items() for d in dtypes):
         hidden, intermediate, *heads = sizes
         for tokens, quick in TOKENS.items():
-            shape = {"model": model, "tokens": tokens, "dtype": dtype}
+            shape = {"model": model, "rows": tokens, "dtype": dtype}
             quick = quick and dtype == dtypes[0] and (model == "llama-8b" or tokens == 1)
             made += _norms(settings, shape, hidden, quick)
             made.append(_rotary(settings, shape, (heads[0], heads[1], heads[2]), quick))

@@ -118,7 +118,8 @@ def _case(layer: str, name: str, tokens: int, settings: Settings) -> Case:
         ours=ours,
         peers={peer: _peer((rows, columns), tokens, d, settings) for peer, d in peer_dtypes.items()},
         peer_bytes={
-            peer: rows * columns * d.itemsize + tokens * (rows + columns) * d.itemsize for peer, d in peer_dtypes.items()
+            peer: rows * columns * d.itemsize + tokens * (rows + columns) * d.itemsize
+            for peer, d in peer_dtypes.items()
         },
         quick=layer in QUICK_LAYERS and (name, tokens) in QUICK,
     )

@@ -77,9 +77,7 @@ def _case(model: str, batch: int, name: str, settings: Settings) -> Case:
 
 def cases(settings: Settings) -> list[Case]:
     """Batches of three vocabularies under the usual settings."""
-    return [
-        _case(model, batch, name, settings) for model in VOCABULARIES for batch in (1, 16, 64) for name in SETTINGS
-    ]
+    return [_case(model, batch, name, settings) for model in VOCABULARIES for batch in (1, 16, 64) for name in SETTINGS]
 
 
 if __name__ == "__main__":
