@@ -1,7 +1,8 @@
 """What attention over a paged cache costs: python -m bench.attention --help.
 
 Keys and values go round a set that no cache of the machine holds, as the layers of a model do: a step reads a layer's
-once, and comes back to them after all the others. Decoding is held against the read bandwidth, prompts against the matrix products.
+once, and comes back to them after all the others. Decoding is held against the read bandwidth, prompts against matrix
+products.
 
 The mixed steps, with the decoding and the prompt part of each measured alone beside them, give the engine's cost model
 its interference factor: the time of the mixed step over the sum of its parts.

@@ -114,7 +114,9 @@ def prepare(case: Case, settings: Settings, selection: Selection) -> tuple[dict[
 
 
 def _tried(work: Work) -> Work:
-    if not isinstance(work, SelfTimed):
+    if isinstance(work, SelfTimed):
+        work.run()
+    else:
         work[0]()
     return work
 
@@ -232,7 +234,7 @@ def show(
     say: Callable[[str], None] = print,
     said: set[str] | None = None,
 ) -> None:
-    """Prints a case: a line a backend (a line a peer where no backend ran), and why variants are missing, once a reason.
+    """Prints a case: a line a backend (a line a peer where no backend ran), and each reason for what is missing once.
 
     Args:
         measurement: of the case.

@@ -128,7 +128,7 @@ class Plan:
         seconds: for all rounds of all variants of a case.
         slice_seconds: that a variant's turn should take at least.
         settle_seconds: of untimed work before, in which clocks and caches settle.
-        min_rounds: at least, whatever they take.
+        min_rounds: at least, whatever they take; three are enough where one is a whole run of an engine.
         max_rounds: at most.
         seed: of the order of turns.
     """
@@ -144,11 +144,8 @@ class Plan:
 Annotate = Callable[[str], AbstractContextManager[Any]]
 
 
-def calibrate(timer: Callable[[int], float], plan: Plan, self_timed: bool = False) -> int:
+def calibrate(timer: Callable[[int], float], plan: Plan) -> int:
     """Repeats that fill a turn, found by doubling; these first ones also settle clocks and caches."""
-    if self_timed:
-        timer(1)
-        return 1
     repeats, spent = 1, 0.0
     while True:
         took = timer(repeats) * repeats
@@ -183,10 +180,12 @@ def interleave(
         As many samples for each variant, in the order of the rounds.
     """
     timers = {name: clock.timer(work) for name, work in works.items()}
-    repeats, turn = {}, 0.0
+    long = any(isinstance(work, SelfTimed) for work in works.values())  # whole runs of an engine
+    min_rounds = min(plan.min_rounds, 3) if long else plan.min_rounds
+    repeats: dict[str, int] = {}
     for name, timer in timers.items():
         clock.rest()
-        repeats[name] = calibrate(timer, plan, isinstance(works[name], SelfTimed))
+        repeats[name] = 1 if isinstance(works[name], SelfTimed) else calibrate(timer, plan)
     samples: dict[str, list[float]] = {name: [] for name in works}
     began = time.perf_counter()
     for order in orders(list(works), plan.seed):
@@ -198,6 +197,6 @@ def interleave(
                 samples[name].append(timers[name](repeats[name]))
         rounds = len(samples[order[0]])
         turn = (time.perf_counter() - began) / rounds
-        if rounds >= plan.max_rounds or (rounds >= plan.min_rounds and (rounds + 1) * turn > plan.seconds):
+        if rounds >= plan.max_rounds or (rounds >= min_rounds and (rounds + 1) * turn > plan.seconds):
             return samples
     raise AssertionError("orders never end")
