@@ -1,8 +1,8 @@
-"""What a call through the dispatch table costs above the native function that it ends in: python -m bench.dispatch --help.
+"""What a call costs above the native function that it ends in: python -m bench.dispatch --help.
 
-Each operation is called on one row, where there is next to nothing to compute, with its outputs given; beside it, as its
-peer, the native function with the same addresses. The time is the calling thread's own, so that what else runs on the
-machine counts as little as it can.
+Each operation is called on one row, where there is next to nothing to compute, with its outputs given; beside it, as
+its peer, the native function with the same addresses. The time is the calling thread's own, so that what else runs on
+the machine counts as little as it can.
 """
 
 from __future__ import annotations

@@ -93,9 +93,11 @@ def loaded() -> Served:
 
 
 def prompts(workload: Workload, vocabulary: int) -> list[list[int]]:
-    """Random token ids above the control tokens, the same ones every time."""
+    """Random token ids, the same ones every time; control tokens, which have the lowest ids, are left out."""
     draw = random.Random(workload.prompt)
-    return [[draw.randrange(1000, vocabulary) for _ in range(workload.prompt)] for _ in range(workload.requests)]
+    return [
+        [draw.randrange(vocabulary // 8, vocabulary) for _ in range(workload.prompt)] for _ in range(workload.requests)
+    ]
 
 
 def run(engine: Engine, workload: Workload, ids: list[list[int]]) -> float:

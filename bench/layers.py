@@ -1,8 +1,8 @@
 """What the small operations between the matrix products cost: python -m bench.layers --help.
 
-Their inputs have just been written by the operation before, so a step of a few tokens finds them in a cache and is held
-against the cache; a prompt of many tokens is not, and its buffers go round. Peers are PyTorch's own fused function where
-it has one and its plain composition elsewhere.
+Their inputs have just been written by the operation before, so a step of a few tokens finds them in a cache and is
+held against the cache; a prompt of many tokens is not, and its buffers go round. Peers are PyTorch's own fused function
+where it has one and its plain composition elsewhere.
 """
 
 from __future__ import annotations

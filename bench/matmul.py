@@ -1,8 +1,8 @@
 """What products with the weights of linear layers cost: python -m bench.matmul --help.
 
-A step of one token reads every weight once and computes next to nothing with it; 512 tokens compute. Weights are cold, as
-in a model whose layers follow each other: they go round a set that no cache holds. Peers are PyTorch's products with the
-same weights decoded to float32 and to bfloat16, which is what its users have; those move more bytes for it.
+A step of one token reads every weight once and computes next to nothing with it; 512 tokens compute. Weights are cold,
+as in a model whose layers follow each other: they go round a set that no cache holds. Peers are PyTorch's products with
+such weights decoded to float32 and to bfloat16, which is what its users have; those move more bytes for it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 
 from bench import cli
 from bench.cases import DTYPES, Case, Settings, Work

@@ -104,5 +104,6 @@ def roofline(title: str, points: Sequence[Point], bandwidth: float, peaks: dict[
     middle = (y.start + y.end) / 2
     parts.append(_text(16, middle, "flops a second", extra=f' transform="rotate(-90 16 {middle:.1f})"'))
     parts.append(_text((x.start + x.end) / 2, 18, title, extra=' font-weight="bold"'))
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="11">'
+    box = f'viewBox="0 0 {WIDTH} {HEIGHT}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {box} font-family="sans-serif" font-size="11">'
     return "\n".join([head, f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>', *parts, "</svg>"]) + "\n"

@@ -33,7 +33,7 @@ def torch_sample(logits: torch.Tensor, temperature: float, top_k: int, top_p: fl
         return logits.argmax(-1)
     probabilities = torch.softmax(logits / temperature, -1)
     ids = None
-    if 0 < top_k:
+    if top_k > 0:
         probabilities, ids = probabilities.topk(top_k)
     elif top_p < 1:
         probabilities, ids = probabilities.sort(-1, descending=True)
