@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from bench import attention_peers as peers
-from bench import cli
 from bench.attention_inputs import MODELS, Inputs, Sequences, make
-from bench.cases import DTYPES, Call, Case, Settings, Work
+from bench.harness import cli
+from bench.harness.cases import DTYPES, Call, Case, Settings, Work
 from kernels.attention import append_kv, merge_attention, paged_attention
 
 CONTEXTS = (128, 1024, 4096, 32768)

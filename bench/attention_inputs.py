@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bench.cases import DTYPES
+from bench.harness.cases import DTYPES
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from bench.attention_inputs import Heads, Inputs, Sequences
-from bench.cases import Call, MissingError, Work
+from bench.harness.cases import Call, MissingError, Work
 
 Group = tuple[int, int, int]  # sequences, queries of each, keys of each
 

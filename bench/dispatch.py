@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 import kernels
-from bench import cli, harness
-from bench.cases import Case, Settings, Work
-from bench.estimators import median, median_interval
-from bench.timing import HostClock
+from bench.harness import cli, runner
+from bench.harness.cases import Case, Settings, Work
+from bench.harness.estimators import median, median_interval
+from bench.harness.timing import HostClock
 from kernels import _cpu
 from kernels.dtypes import CODES
 
@@ -70,7 +70,7 @@ def cases(settings: Settings) -> list[Case]:
     return [_norm(), _silu()]
 
 
-def show_differences(measurements: Sequence[harness.Measurement]) -> None:
+def show_differences(measurements: Sequence[runner.Measurement]) -> None:
     """Prints what a call takes above its native function: the median over the rounds, in each of which both ran."""
     for measurement in measurements:
         samples = measurement.samples

@@ -17,8 +17,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from bench import cli, engine_peers
-from bench.cases import Case, SelfTimed, Settings, Work
+from bench import engine_peers
+from bench.harness import cli
+from bench.harness.cases import Case, SelfTimed, Settings, Work
 from engine.engine import Engine, EngineOptions
 from engine.models import ModelError, resolve
 from engine.request import SamplingParams

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 import torch
 
-from bench.cases import MissingError
+from bench.harness.cases import MissingError
 
 _TIMEOUT = 600.0
 

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 import kernels
-from bench import cli
-from bench.cases import DTYPES, Call, Case, Settings, Work
+from bench.harness import cli
+from bench.harness.cases import DTYPES, Call, Case, Settings, Work
 from kernels.layers.rope import rope_frequencies, rope_table
 
 # tokens -> whether --quick takes them

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from bench import cli
-from bench.cases import DTYPES, Case, Settings, Work
+from bench.harness import cli
+from bench.harness.cases import DTYPES, Case, Settings, Work
 from kernels.matmul import quantized_matmul
 from kernels.quantized import FORMATS, QuantizedWeight
 

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.estimators import geometric_mean, median
-from bench.harness import WIDE, amount, duration
-from bench.machine import ROOT
-from bench.plots import Point, roofline
+from bench.harness.estimators import geometric_mean, median
+from bench.harness.machine import ROOT
+from bench.harness.plots import Point, roofline
+from bench.harness.runner import WIDE, amount, duration
 from kernels.dispatch import BACKENDS
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
@@ -29,7 +29,7 @@ Results = dict[str, dict[str, dict[str, Any]]]  # device -> bench -> the file's 
 
 
 class ResultsError(ValueError):
-    """A results file that is not as `bench.cli.document` makes it. The text names file, place and what is wrong."""
+    """A results file that is not as `bench.harness.cli.document` makes it. The text names file, place and what is wrong."""
 
 
 def load(folder: Path) -> Results:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from bench import cli
-from bench.cases import Case, Settings, Work
+from bench.harness import cli
+from bench.harness.cases import Case, Settings, Work
 from kernels.speculative import sample
 
 VOCABULARIES = {"smollm2": 49152, "llama-8b": 128256, "qwen3-30b-a3b": 151936}

@@ -16,9 +16,9 @@ import torch
 
 import reference
 from bench import attention, layers, matmul, speculative
-from bench.cases import SelfTimed, Settings
-from bench.harness import Selection, prepare
-from bench.machine import last_level_bytes
+from bench.harness.cases import SelfTimed, Settings
+from bench.harness.machine import last_level_bytes
+from bench.harness.runner import Selection, prepare
 from kernels.dispatch import install_reference
 
 pytest.importorskip("pytest_benchmark")

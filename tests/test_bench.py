@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from bench import ceilings, cli, harness, machine, profiling, report
-from bench.cases import Case, MissingError, SelfTimed, Settings
-from bench.ceilings import Ceiling
-from bench.estimators import geometric_mean, median, median_interval, quantile, relative_iqr
-from bench.harness import Selection
-from bench.timing import HostClock, Plan, calibrate, interleave, orders
+from bench import report
+from bench.harness import ceilings, cli, machine, profiling, runner
+from bench.harness.cases import Case, MissingError, SelfTimed, Settings
+from bench.harness.ceilings import Ceiling
+from bench.harness.estimators import geometric_mean, median, median_interval, quantile, relative_iqr
+from bench.harness.runner import Selection
+from bench.harness.timing import HostClock, Plan, calibrate, interleave, orders
 from kernels.dispatch import UnsupportedError, no
 
 HOST = Settings(torch.device("cpu"))
@@ -229,8 +230,8 @@ def test_the_wall_clock_counts_at_least_what_a_busy_loop_burns():
 # --- rows ---
 
 
-def _measured(case: Case, samples: dict[str, list[float]]) -> list[harness.Row]:
-    return harness.rows("test", harness.Measurement(case, samples, {}), CEILINGS)
+def _measured(case: Case, samples: dict[str, list[float]]) -> list[runner.Row]:
+    return runner.rows("test", runner.Measurement(case, samples, {}), CEILINGS)
 
 
 def test_rows_share_of_the_roof_and_ratios():
@@ -261,19 +262,19 @@ def test_a_median_that_is_not_known_well_is_marked():
     times = [1.0, 1.3] * 5
     (row,) = _measured(case_of(), {"cpu": times})
     assert row.wide
-    assert "~" in harness.line(row, "copy[n=3]", 10)
+    assert "~" in runner.line(row, "copy[n=3]", 10)
     (steady,) = _measured(case_of(), {"cpu": [1.0] * 9})
-    assert "~" not in harness.line(steady, "copy[n=3]", 10)
+    assert "~" not in runner.line(steady, "copy[n=3]", 10)
 
 
 def test_units_are_three_digits_with_a_prefix():
-    assert harness.duration(1.5e-6) == "1.5 us"
-    assert harness.duration(0.25) == "250 ms"
-    assert harness.duration(2e-9) == "2 ns"
-    assert harness.amount(1.234e9, "B") == "1.23 GB"
-    assert harness.amount(0, "FLOP") == "0 FLOP"
+    assert runner.duration(1.5e-6) == "1.5 us"
+    assert runner.duration(0.25) == "250 ms"
+    assert runner.duration(2e-9) == "2 ns"
+    assert runner.amount(1.234e9, "B") == "1.23 GB"
+    assert runner.amount(0, "FLOP") == "0 FLOP"
     (row,) = _measured(case_of(shape={"tokens": 64}), {"cpu": [0.5]})
-    assert harness.rate(row) == "128 tok/s"
+    assert runner.rate(row) == "128 tok/s"
 
 
 # --- variants ---
@@ -299,7 +300,7 @@ def test_missing_variants_are_reported_with_their_reasons_and_the_others_measure
 
     world = Simulated()
     peers = {"fast_lib": lacking, "broken": failing, "works": lambda made: [world.work(0.5)]}
-    measurement = harness.measure(case_of(ours=ours, peers=peers), HOST, Selection(), PLAN, world.clock())
+    measurement = runner.measure(case_of(ours=ours, peers=peers), HOST, Selection(), PLAN, world.clock())
     assert set(measurement.samples) == {"works"}
     assert measurement.missing == {
         "cpu": "it has no kernel (nearest: another)",
@@ -307,7 +308,7 @@ def test_missing_variants_are_reported_with_their_reasons_and_the_others_measure
         "broken": "ZeroDivisionError: division by zero",
     }
     said: list[str] = []
-    harness.show(measurement, harness.rows("test", measurement, CEILINGS), 12, said.append)
+    runner.show(measurement, runner.rows("test", measurement, CEILINGS), 12, said.append)
     assert said[0].startswith("copy[n=3]     works")
     assert "  copy: fast_lib was not run: fast_lib is not installed" in said
 
@@ -317,7 +318,7 @@ def test_a_fault_of_ours_is_not_passed_over():
         raise ValueError("x is wrong")
 
     with pytest.raises(ValueError, match="x is wrong"):
-        harness.measure(case_of(ours=ours), HOST, Selection(), PLAN, Simulated().clock())
+        runner.measure(case_of(ours=ours), HOST, Selection(), PLAN, Simulated().clock())
 
 
 def test_a_case_refuses_unknown_ceilings_and_peers_called_like_backends():

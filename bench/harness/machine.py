@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 _CPU = Path("/sys/devices/system/cpu")
 
 

@@ -1,6 +1,6 @@
 // Loops that reach what one core can: reading memory, float32 multiply-adds, bfloat16 products.
 //
-// `bench/ceilings.py` compiles this file for the machine it runs on and calls it from one thread a core. Each function
+// `bench/harness/ceilings.py` compiles this file for the machine it runs on and calls it from one thread a core. Each function
 // returns what it did, in bytes or flops, and keeps its results alive in `sink`, so that nothing is optimised away.
 
 #include <cstdint>

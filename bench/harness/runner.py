@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.cases import ROOFS, Case, MissingError, SelfTimed, Settings, Work
-from bench.ceilings import Ceilings
-from bench.estimators import median, median_interval, relative_iqr
-from bench.profiling import annotation
-from bench.timing import Clock, Plan, clock_for, interleave
+from bench.harness.cases import ROOFS, Case, MissingError, SelfTimed, Settings, Work
+from bench.harness.ceilings import Ceilings
+from bench.harness.estimators import median, median_interval, relative_iqr
+from bench.harness.profiling import annotation
+from bench.harness.timing import Clock, Plan, clock_for, interleave
 from kernels.dispatch import BACKENDS, UnsupportedError
 
 WIDE = 0.10  # a row whose interval is wider than this share of its median is marked

@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from bench.cases import ROOFS, Work
-from bench.estimators import median
-from bench.machine import cpu_caches, last_level_bytes
-from bench.timing import Plan, clock_for, interleave
+from bench.harness.cases import ROOFS, Work
+from bench.harness.estimators import median
+from bench.harness.machine import cpu_caches, last_level_bytes
+from bench.harness.timing import Plan, clock_for, interleave
 
 SOURCE = Path(__file__).with_name("peaks.cpp")
 _PLAN = {True: Plan(0.3, 0.01, 0.02, 3, 15), False: Plan(1.0, 0.02, 0.1, 5, 31)}

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from bench.cases import SelfTimed, Work
+from bench.harness.cases import SelfTimed, Work
 
 
 class Clock(Protocol):

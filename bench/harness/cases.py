@@ -39,7 +39,7 @@ class MissingError(RuntimeError):
     """A variant that can't run here. The text is the reason, one line."""
 
 
-# The ceilings that a case can be held against (`bench.ceilings`), and the kind of roof that each is.
+# The ceilings that a case can be held against (`bench.harness.ceilings`), and the kind of roof that each is.
 ROOFS = {
     "read": "memory",
     "copy": "memory",

@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 
-from bench import ceilings as measured
-from bench import harness, machine, profiling
-from bench.cases import Case, SelfTimed, Settings
-from bench.ceilings import Ceilings
-from bench.timing import Clock, Plan
+from bench.harness import ceilings as measured
+from bench.harness import machine, profiling, runner
+from bench.harness.cases import Case, SelfTimed, Settings
+from bench.harness.ceilings import Ceilings
+from bench.harness.timing import Clock, Plan
 from kernels.dispatch import BACKENDS
 
 QUICK_SECONDS = 60.0
@@ -35,7 +35,7 @@ CASE_SECONDS = 4.0  # for all variants of a case, without --quick
 COLD_CACHES = 2  # buffers that go round fill the largest cache so many times
 
 MakeCases = Callable[[Settings], Sequence[Case]]
-Finish = Callable[[list[harness.Measurement]], None]
+Finish = Callable[[list[runner.Measurement]], None]
 
 
 def parser(bench: str, description: str) -> argparse.ArgumentParser:
@@ -125,7 +125,7 @@ def main(
     cases = list(make(settings))
     known = sorted({peer for case in cases for peer in case.peers})
     peers = () if options.peers == "none" else _names(options.peers, known, "--peers")
-    selection = harness.Selection(backends, peers)
+    selection = runner.Selection(backends, peers)
     row = options.profile or options.row
     chosen = _chosen(cases, row, options.quick and row is None)
     if options.list:
@@ -148,7 +148,7 @@ def main(
     return 0
 
 
-def _profile(bench: str, chosen: list[Case], selection: harness.Selection, settings: Settings) -> int:
+def _profile(bench: str, chosen: list[Case], selection: runner.Selection, settings: Settings) -> int:
     if len(chosen) > 1:
         raise SystemExit(
             "error: several rows match; --profile takes one:\n  " + "\n  ".join(case.row for case in chosen)
@@ -158,10 +158,10 @@ def _profile(bench: str, chosen: list[Case], selection: harness.Selection, setti
     return 0
 
 
-def _call(chosen: list[Case], selection: harness.Selection, settings: Settings, calls: int) -> int:
-    only = harness.Selection(selection.backends, ())
+def _call(chosen: list[Case], selection: runner.Selection, settings: Settings, calls: int) -> int:
+    only = runner.Selection(selection.backends, ())
     for case in chosen:
-        works, missing = harness.prepare(case, settings, only)
+        works, missing = runner.prepare(case, settings, only)
         for name, reason in missing.items():
             print(f"{case.row}: {name} not run: {reason}", file=sys.stderr)
         for name, work in works.items():
@@ -184,17 +184,17 @@ def run(
     bench: str,
     chosen: Sequence[Case],
     settings: Settings,
-    selection: harness.Selection,
+    selection: runner.Selection,
     ceilings: Ceilings,
     deadline: float | None = None,
     clock: Clock | None = None,
-) -> list[tuple[harness.Measurement, list[harness.Row]]]:
+) -> list[tuple[runner.Measurement, list[runner.Row]]]:
     """Measures and prints cases in their order. With a deadline (of `time.perf_counter`) each gets its share of the
     time that is left, and those that it doesn't reach are named.
     """
     results = []
     width, said = max((len(case.row) for case in chosen), default=0), set[str]()
-    print(harness.header(width))
+    print(runner.header(width))
     for place, case in enumerate(chosen):
         plan = Plan(seconds=CASE_SECONDS)
         if deadline is not None:
@@ -204,15 +204,15 @@ def run(
                 break
             # The rest of the share is for making inputs and settling.
             plan = Plan(0.4 * left / (len(chosen) - place), slice_seconds=0.01, settle_seconds=0.03, min_rounds=5)
-        measurement = harness.measure(case, settings, selection, plan, clock)
-        made = harness.rows(bench, measurement, ceilings)
-        harness.show(measurement, made, width, said=said)
+        measurement = runner.measure(case, settings, selection, plan, clock)
+        made = runner.rows(bench, measurement, ceilings)
+        runner.show(measurement, made, width, said=said)
         results.append((measurement, made))
     return results
 
 
 def document(
-    bench: str, arguments: Sequence[str], about: dict[str, Any], ceilings: Ceilings, rows: Sequence[harness.Row]
+    bench: str, arguments: Sequence[str], about: dict[str, Any], ceilings: Ceilings, rows: Sequence[runner.Row]
 ) -> dict[str, Any]:
     """The object that --json writes. The command is without --json, whose path is the user's own."""
     said = parser(bench, "").parse_args(list(arguments))
