@@ -35,6 +35,11 @@ demo: build
 test: build
 	$(run) -m pytest -n $(WORKERS) $(ARGS)
 
+# With the Python that has PyTorch's CUDA build, and without .venv: the machine may have no network.
+gpu:
+	$(PYTHON) setup.py --quiet build_ext --inplace
+	$(PYTHON) -m bench.gpu
+
 lint: env
 	$(run) -m ruff check .
 	$(run) -m ruff format --check .

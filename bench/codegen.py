@@ -124,6 +124,15 @@ def judge(kernel: Kernel, budgets: Iterable[Budget]) -> Row:
     return Row(kernel, threads, shared, resident, tuple(misses))
 
 
+def requires(name: str, budgets: Iterable[Budget]) -> bool:
+    """Whether the budget of a Triton kernel asks for instructions.
+
+    Without that it need not be disassembled, which takes longer than compiling it: a kernel that has no local memory
+    has neither LDL nor STL.
+    """
+    return any(b.require for b in budgets if b.backend == "triton" and fnmatch.fnmatchcase(name, b.kernels))
+
+
 def table(rows: list[Row]) -> str:
     """One aligned line a kernel and architecture."""
     head = ("backend", "arch", "regs", "local", "shared", "threads", "occ", "instr", "", "kernel")
@@ -157,7 +166,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--kernels", default="*", metavar="PATTERN", help="only kernels whose names match")
     options = parser.parse_args(arguments)
     budgets = load()
-    rows = [judge(kernel, budgets) for kernel in everything(options.kernels)]
+    rows = [judge(kernel, budgets) for kernel in everything(options.kernels, lambda name: requires(name, budgets))]
     print(table(rows))
     if options.json:
         options.json.write_text(json.dumps({"rows": [_as_json(row) for row in rows]}, indent=1) + "\n")

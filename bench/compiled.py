@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -84,10 +84,10 @@ def triton_cubin(configuration: Any, capability: int) -> tuple[bytes, str, int]:
     return compiled.asm["cubin"], compiled.metadata.name, compiled.metadata.shared
 
 
-def triton_kernel(configuration: Any, capability: int) -> Kernel:
-    """One of Triton's kernels with its figures."""
+def triton_kernel(configuration: Any, capability: int, instructions: bool = True) -> Kernel:
+    """One of Triton's kernels with its figures; with its instructions too, if wanted and where it is disassembled."""
     cubin, symbol, shared = triton_cubin(configuration, capability)
-    figures = cached_figures(cubin, disassemble=capability in TRITON_DISASSEMBLED)[symbol]
+    figures = cached_figures(cubin, instructions and capability in TRITON_DISASSEMBLED)[symbol]
     threads = 32 * configuration.num_warps
     return Kernel("triton", configuration.name, f"sm_{capability}", figures, threads, shared)
 
@@ -143,12 +143,15 @@ def cached_figures(cubin: bytes, disassemble: bool = True) -> dict[str, Figures]
     return figures
 
 
-def everything(pattern: str = "*") -> Iterator[Kernel]:
-    """Every kernel whose name matches (fnmatch), on every architecture; the others are not compiled."""
+def everything(pattern: str = "*", instructions: Callable[[str], bool] = lambda name: True) -> Iterator[Kernel]:
+    """Every kernel whose name matches (fnmatch), on every architecture; the others are not compiled.
+
+    `instructions` says of which of Triton's kernels they are wanted.
+    """
     if importlib.util.find_spec("triton") is not None:
         for configuration, capability in itertools.product(configurations(), TRITON_ARCHITECTURES):
             if capability >= configuration.capability and fnmatch.fnmatchcase(configuration.name, pattern):
-                yield triton_kernel(configuration, capability)
+                yield triton_kernel(configuration, capability, instructions(configuration.name))
     for file, architecture in itertools.product(package_sources(), CUDA_ARCHITECTURES):
         names = fnmatch.filter((k.name for k in jit.sources().values() if k.file == file), pattern)
         if names:

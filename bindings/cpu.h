@@ -6,6 +6,7 @@
 namespace tw::bindings {
 
 void bind_runtime(pybind11::module_& m);
+void bind_attention(pybind11::module_& m);
 void bind_layers(pybind11::module_& m);
 void bind_matmul(pybind11::module_& m);
 

@@ -1,10 +1,10 @@
 """Compiles kernels of csrc/cuda on first use, with NVRTC through CuPy, and launches them on a device.
 
-An edited kernel runs without rebuilding, and a machine without nvcc has the CUDA backend all the same. Compiling needs
-no GPU. A kernel is found by the name under which its .cu file registers it, `TW_KERNEL("name", expression)`, and is
-compiled alone. What was compiled is kept in the user's cache folder ($TILEWRIGHT_CACHE, else
-$XDG_CACHE_HOME/tilewright, else ~/.cache/tilewright), under a hash of everything that goes into it: the source and every header that it includes,
-the options, the version of NVRTC and the architecture.
+An edited kernel runs without rebuilding, and a machine without nvcc has the CUDA backend all the same. Compiling
+needs no GPU. A kernel is found by the name under which its .cu file registers it, `TW_KERNEL("name", expression)`,
+and is compiled alone. What was compiled is kept in the user's cache folder ($TILEWRIGHT_CACHE, else
+$XDG_CACHE_HOME/tilewright, else ~/.cache/tilewright), under a hash of everything that goes into it: the source and
+every header that it includes, the options, the version of NVRTC and the architecture.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ A row's result depends on nothing but the row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -114,7 +115,12 @@ def gelu_and_mul(x: Tensor, approximate: str = "tanh") -> Tensor:
         [..., F] in x's dtype.
     """
     gate, up = x.double().chunk(2, dim=-1)
-    return (torch.nn.functional.gelu(gate, approximate=approximate) * up).to(x.dtype)
+    # PyTorch's own forms subtract from one, and lose the left tail even in float64.
+    if approximate == "tanh":
+        share = torch.sigmoid(2 * math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3))
+    else:
+        share = torch.special.erfc(-gate / math.sqrt(2)) / 2
+    return (gate * share * up).to(x.dtype)
 
 
 def embedding(ids: Tensor, weight: Any, scale: float = 1.0, out_dtype: torch.dtype | None = None) -> Tensor:

@@ -1,9 +1,9 @@
 """Says at the end of a run how many cases of each family ran on which backend, and fails where there was none.
 
-A case is a test with a parameter `backend` that passed or failed, and not one that was skipped. A whole run (no paths,
-no -k, no -m) in which a family has a Triton or CUDA kernel file and no case on that backend ends with status 1: a backend
-that refuses everything, for want of a module that was not built, would look like a run in which all is well.
-tests/conftest.py brings these hooks in; they work under pytest-xdist as well.
+A case is a test with a parameter `backend` that passed or failed, and not one that was skipped. A whole run (no
+paths, no -k, no -m) in which a family has a Triton or CUDA kernel file and no case on that backend ends with status
+1: a backend that refuses everything, for want of a module that was not built, would look like a run in which all is
+well. tests/conftest.py brings these hooks in; they work under pytest-xdist as well.
 """
 
 from __future__ import annotations

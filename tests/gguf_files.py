@@ -16,6 +16,8 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Q
 
+from tests import random_weights
+
 # --- whole models ---------------------------------------------------------------------------------------------------
 
 
@@ -205,29 +207,9 @@ def quantize(values: np.ndarray, kind: Q, rng: np.random.Generator) -> np.ndarra
     return gguf.quants.quantize(values, kind)
 
 
-# Where the float16 scales of a block stand, and the largest integer that each is multiplied with.
-_SCALES = {
-    Q.Q4_0: [(0, 8)],
-    Q.Q4_1: [(0, 15), (2, 1)],
-    Q.Q5_0: [(0, 16)],
-    Q.Q5_1: [(0, 31), (2, 1)],
-    Q.Q8_0: [(0, 128)],
-    Q.Q4_K: [(0, 15 * 63), (2, 63)],
-    Q.Q5_K: [(0, 31 * 63), (2, 63)],
-    Q.Q6_K: [(208, 32 * 128)],
-}
-
-
 def random_blocks(kind: Q, shape: Sequence[int], rng: np.random.Generator, scale: float = 1.0) -> np.ndarray:
-    """Random bytes of a quantised matrix [N, K] with finite scales of either sign; weights are about `scale`."""
-    block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-    blocks = rng.integers(0, 256, (shape[0], shape[1] // block_size, block_bytes), dtype=np.uint8)
-    for offset, largest in _SCALES.get(kind, []):
-        values = (rng.uniform(-2, 2, blocks.shape[:2]) * scale / largest).astype(np.float16)
-        blocks[..., offset : offset + 2] = values[..., None].view(np.uint8)
-    if kind == Q.MXFP4:
-        blocks[..., 0] = rng.integers(118, 128, blocks.shape[:2])
-    return blocks.reshape(shape[0], -1)
+    """`tests.random_weights.random_blocks` by GGUF's type."""
+    return random_weights.random_blocks(kind.name.lower(), shape, rng, scale)
 
 
 # --- vocabularies -----------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Runs the suite's calls on another device, without the tests knowing: `pytest --device cuda`.
 
-Every public operation is replaced by one that copies its arguments to the device, calls, and copies back. Whole storages
-are copied, so that strides, gaps, aliases and outputs that are inputs are on the device as they were on the host, poison
-included. Tests of the `cpu` backend are then skipped by its own refusal of such tensors.
+Every public operation is replaced by one that copies its arguments to the device, calls, and copies back. Whole
+storages are copied, so that strides, gaps, aliases and outputs that are inputs are on the device as they were on the
+host, poison included. Tests of the `cpu` backend are then skipped by its own refusal of such tensors.
 """
 
 from __future__ import annotations

@@ -32,8 +32,18 @@ def _run(tmp_path, skipped, *options):
     )
     (tmp_path / "test_layers.py").write_text(f"SKIPPED = {skipped!r}\n{TESTS}")
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "pytest", "-q", "--deselect", "test_layers.py::test_it[2-cpu]", *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "xdist.plugin",
+        "--deselect",
+        "test_layers.py::test_it[2-cpu]",
+        *options,
+    ]
     return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
 
 

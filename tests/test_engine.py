@@ -523,7 +523,7 @@ print(json.dumps([seconds, peak * 1024, found.cache.nbytes]))
 """
 
 
-def test_loading_is_quick_and_small(smollm2_path, capsys):
+def test_loading_takes_little_memory(smollm2_path, capsys):
     """An engine's memory stays within 1.3x of the file: the pages of the cache take none before they are written."""
     command = [sys.executable, "-c", MEASURE, str(smollm2_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -531,4 +531,3 @@ def test_loading_is_quick_and_small(smollm2_path, capsys):
     with capsys.disabled():
         print(f"\nloaded in {seconds:.2f} s, peak memory {peak / 1e6:.0f} MB, KV pool of {cache / 1e6:.0f} MB")
     assert peak <= 1.3 * smollm2_path.stat().st_size
-    assert seconds < 10  # tests/test_gguf.py holds loading to 2 s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -168,8 +169,9 @@ def test_rows_of_any_strides_are_found():
     for _ in range(200):
         shape = [draw.choice([1, 2, 3]) for _ in range(draw.randint(0, 5))]
         order = draw.sample(range(len(shape)), len(shape))
-        base = torch.arange(10_000_000 % 1000 + 3**7 * 12)[: 2 ** len(shape) * 3 ** len(shape) * 4]
-        wide = base[: torch.Size([s + 1 for s in shape] + [4]).numel()].view([s + 1 for s in shape] + [4])
+        sizes = [*(n + 1 for n in shape), 4]
+        base = torch.arange(math.prod(sizes))
+        wide = base.view(sizes)
         x = wide[tuple(slice(0, s) for s in shape)][..., :3].permute(*order, len(shape))
         seen = []
         for part in strides.each(x):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import gguf
-import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -20,10 +18,10 @@ from kernels import (
     silu_and_mul,
 )
 from kernels.layers.rope import rope_frequencies, rope_table
-from kernels.quantized import FORMATS, QuantizedWeight
+from kernels.quantized import FORMATS
 from tests.backends import KERNEL_BACKENDS, require
-from tests.gguf_files import random_blocks
 from tests.numerics import assert_accurate, poisoned
+from tests.random_weights import random_weight
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 every_backend = pytest.mark.parametrize("backend", KERNEL_BACKENDS)
@@ -278,10 +276,7 @@ def test_embedding_dense(backend, dtype):
 @every_backend
 @pytest.mark.parametrize("format", list(FORMATS))
 def test_embedding_quantized(backend, format):
-    layout = FORMATS[format]
-    shape = (11, 2 * layout.block_size)
-    blocks = random_blocks(gguf.GGMLQuantizationType[format.upper()], shape, np.random.default_rng(0))
-    weight = QuantizedWeight(format, shape, torch.from_numpy(blocks))
+    weight = random_weight(format, 11, 2 * FORMATS[format].block_size)
     ids = torch.tensor([10, 0, 3, 3, -5, 11])
     require(embedding, backend, ids, weight, scale=0.5)
     expected = reference.OPERATIONS["embedding"](ids, weight, 0.5, torch.float32)

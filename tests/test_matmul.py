@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType as Q
 from torch.nn import functional
 
 from kernels import _cpu, quantized_matmul
@@ -15,8 +14,8 @@ from kernels.quantized import FORMATS, QuantizedWeight
 from kernels.weights import weight_arguments
 from reference.quantized import dequantize
 from tests.backends import KERNEL_BACKENDS, require
-from tests.gguf_files import random_blocks
 from tests.numerics import assert_accurate, poisoned
+from tests.random_weights import random_weight
 
 DENSE = tuple(str(dtype).removeprefix("torch.") for dtype in FLOATS)
 every_backend = pytest.mark.parametrize("backend", KERNEL_BACKENDS)
@@ -34,8 +33,7 @@ def _weight(kind, features, columns, seed=0):
     """A random weight of that format or dtype."""
     if kind in DENSE:
         return (_random(features, columns, seed=seed) * 0.1).to(getattr(torch, kind))
-    blocks = random_blocks(Q[kind.upper()], (features, columns), np.random.default_rng(seed), scale=0.1)
-    return QuantizedWeight(kind, (features, columns), torch.from_numpy(blocks))
+    return random_weight(kind, features, columns, seed)
 
 
 def _values(w):

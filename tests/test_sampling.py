@@ -212,6 +212,21 @@ def test_real_vocabularies(backend, vocab, filters):
     )
 
 
+def test_a_target_on_a_running_sum_goes_to_the_next_token():
+    """Of five units of mass, the fifths of the range of u: 0, 1 | 2 | 3, 4, with a token of no mass in between."""
+    fifths = [n * 2**64 // 5 + 1 for n in range(5)]
+    words = torch.tensor([[u >> 32, u % 2**32, 0, 0] for u in [0, *fifths, 2**64 - 1]])
+    weights = torch.tensor([0, 2, 0, 1, 2, 0]).repeat(len(words), 1)
+    assert reference.draw(weights, words).tolist() == [1, 1, 1, 3, 4, 4, 4]
+
+
+def test_the_mass_that_top_p_needs_is_rounded_up():
+    """Half of five is not reached by two."""
+    logits, off = torch.tensor([[3.0, 2.0, 1.0]]), torch.zeros(1)
+    kept = reference.filter_weights(logits, torch.tensor([[2, 2, 1]]), off, torch.tensor([0.5]), off)
+    assert kept.tolist() == [[2, 2, 0]]
+
+
 # --- the laws -------------------------------------------------------------------------------------------------------
 
 EXACT = [0.5, 0.25, 0.125, 0.125]  # their logarithms' distances are whole multiples of ln 2, exactly so in float32

@@ -32,7 +32,7 @@ _AMX = (*_AVX512, "-mavx512vnni", "-mavx512bf16", "-mavx512vbmi", "-mamx-tile", 
 _FLAGS = {"portable": (), "avx2": _AVX2, "avx512": _AVX512, "amx": _AMX}
 
 # Families with kernels for the tile units; the others use their AVX-512 form there.
-_WITH_AMX: tuple[str, ...] = ()
+_WITH_AMX = ("attention",)
 
 
 def families() -> dict[str, tuple[str, ...]]:

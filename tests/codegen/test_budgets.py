@@ -16,9 +16,10 @@ CONFIGURATIONS = list(compiled.configurations()) if HAS_TRITON else []
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda c: c.name)
 def test_triton(configuration):
+    instructions = codegen.requires(configuration.name, BUDGETS)
     for capability in compiled.TRITON_ARCHITECTURES:
         if capability >= configuration.capability:
-            row = codegen.judge(compiled.triton_kernel(configuration, capability), BUDGETS)
+            row = codegen.judge(compiled.triton_kernel(configuration, capability, instructions), BUDGETS)
             assert not row.misses, "\n".join(row.misses)
 
 

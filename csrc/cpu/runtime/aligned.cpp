@@ -30,7 +30,7 @@ void* AlignedBuffer::data() const { return data_; }
 std::size_t AlignedBuffer::size() const { return size_; }
 
 void* thread_scratch(Scratch slot, std::size_t bytes) {
-  thread_local AlignedBuffer buffers[2];
+  thread_local AlignedBuffer buffers[3];
   AlignedBuffer& buffer = buffers[static_cast<int>(slot)];
   if (buffer.size() < bytes) {
     buffer = AlignedBuffer();  // frees before it allocates

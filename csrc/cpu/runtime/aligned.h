@@ -28,7 +28,7 @@ class AlignedBuffer {
 
 // At least `bytes` uninitialised bytes of the calling thread's own, valid until it asks for this slot again. What a
 // kernel needs in every call is so allocated once. Slots keep what is needed at the same time apart.
-enum class Scratch : int { operand = 0, panel = 1 };
+enum class Scratch : int { operand = 0, panel = 1, partial = 2 };
 void* thread_scratch(Scratch slot, std::size_t bytes);
 
 }  // namespace tw
