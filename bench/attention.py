@@ -188,12 +188,13 @@ def _append(settings: Settings, model: str, rows: int, dtype: str) -> Case:
 
     def peer(made: Any) -> Work:
         k, v, k_pages, v_pages, slots = made
-        flat = [pool.view(-1, *pool.shape[2:]) for pool in (k_pages, v_pages)]
+        # As bytes, since PyTorch's index_copy_ knows no fp8.
+        flat = [pool.view(torch.uint8).flatten(0, 1) for pool in (k_pages, v_pages)]
 
         def bind(places: torch.Tensor) -> Call:
             def run() -> None:
-                flat[0].index_copy_(0, places, k.to(k_pages.dtype))
-                flat[1].index_copy_(0, places, v.to(v_pages.dtype))
+                for target, new in zip(flat, (k, v), strict=True):
+                    target.index_copy_(0, places, new.to(k_pages.dtype).view(torch.uint8))
 
             return run
 

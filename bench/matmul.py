@@ -56,7 +56,8 @@ def random_weight(name: str, rows: int, columns: int, device: torch.device) -> Q
     layout = FORMATS[name]
     blocks = torch.randint(0, 256, (rows, columns // layout.block_size, layout.block_bytes), dtype=torch.uint8)
     for offset in SCALES.get(name, ()):
-        scales = torch.empty(*blocks.shape[:2], 1).uniform_(0.001, 0.002).to(torch.float16)
+        low = 1e-4 if name.endswith("_k") else 1e-3  # formats with scales of scales have larger integers
+        scales = torch.empty(*blocks.shape[:2], 1).uniform_(low, 2 * low).to(torch.float16)
         blocks[..., offset : offset + 2] = scales.view(torch.uint8)
     if name == "mxfp4":
         blocks[..., 0] = 127 - 8  # 2^-8

@@ -23,13 +23,14 @@ from kernels.dispatch import BACKENDS
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 KEYS = ("machine", "commit", "command", "date", "ceilings", "rows")
+OTHERS = ("codegen", "gpu")  # what `bench.codegen` and `bench.gpu` write beside results, which is no measured time
 ROW_KEYS = ("bench", "op", "case", "variant", "seconds", "ci", "bytes", "flops", "roof", "share_of_roof", "ratio")
 
 Results = dict[str, dict[str, dict[str, Any]]]  # device -> bench -> the file's object
 
 
 class ResultsError(ValueError):
-    """A results file that is not as `bench.harness.cli.document` makes it. The text names file, place and what is wrong."""
+    """A file that is not as `bench.harness.cli.document` makes it. The text names file, place and what is wrong."""
 
 
 def load(folder: Path) -> Results:
@@ -40,6 +41,8 @@ def load(folder: Path) -> Results:
     """
     found: Results = {}
     for path in sorted(folder.glob("*/*.json")):
+        if path.stem in OTHERS:
+            continue
         try:
             content = json.loads(path.read_text())
         except ValueError as problem:
