@@ -1,105 +1,92 @@
-"""What a call through the dispatch table costs above the native function that it ends in.
+"""What a call costs above the native function that it ends in: python -m bench.dispatch --help.
 
-    python -m bench.dispatch [--quick] [--json PATH]
-
-Each operation is called on one row, where there is next to nothing to compute, with its outputs given; beside it the
-native function with the same addresses. The two alternate, and the time is the calling thread's own, so that what else
-runs on the machine counts as little as it can.
+Each operation is called on one row, where there is next to nothing to compute, with its outputs given; beside it, as
+its peer, the native function with the same addresses. The time is the calling thread's own, so that what else runs on
+the machine counts as little as it can.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 import kernels
+from bench.harness import cli, runner
+from bench.harness.cases import Case, Settings, Work
+from bench.harness.estimators import median, median_interval
+from bench.harness.timing import HostClock
 from kernels import _cpu
 from kernels.dtypes import CODES
 
-Call = Callable[[], object]
+WIDTH = 64
 
 
-def _norm(width: int) -> tuple[Call, Call]:
-    x, weight = torch.randn(1, width), torch.randn(width)
-    out = torch.empty_like(x)
-    code = CODES[x.dtype]
-    native = (1, width, x.data_ptr(), width, weight.data_ptr(), 1e-6, 0.0, out.data_ptr(), width, code, code)
-    return lambda: kernels.rms_norm(x, weight, out=out), lambda: _cpu.rms_norm(*native)
+def _norm() -> Case:
+    def inputs() -> Any:
+        x = torch.randn(1, WIDTH)
+        return x, torch.randn(WIDTH), torch.empty_like(x)
+
+    def ours(made: Any, backend: str) -> Work:
+        x, weight, out = made
+        return [lambda: kernels.rms_norm(x, weight, out=out)]
+
+    def native(made: Any) -> Work:
+        x, weight, out = made
+        code = CODES[x.dtype]
+        places = (1, WIDTH, x.data_ptr(), WIDTH, weight.data_ptr(), 1e-6, 0.0, out.data_ptr(), WIDTH, code, code)
+        return [lambda: _cpu.rms_norm(*places)]
+
+    return _case("rms_norm", 3 * WIDTH, 4 * WIDTH, inputs, ours, native)
 
 
-def _silu(width: int) -> tuple[Call, Call]:
-    x, out = torch.randn(1, 2 * width), torch.empty(1, width)
-    native = (1, width, x.data_ptr(), 2 * width, out.data_ptr(), width, 0, CODES[x.dtype])
-    return lambda: kernels.silu_and_mul(x, out=out), lambda: _cpu.gated_activation(*native)
+def _silu() -> Case:
+    def inputs() -> Any:
+        return torch.randn(1, 2 * WIDTH), torch.empty(1, WIDTH)
+
+    def ours(made: Any, backend: str) -> Work:
+        x, out = made
+        return [lambda: kernels.silu_and_mul(x, out=out)]
+
+    def native(made: Any) -> Work:
+        x, out = made
+        places = (1, WIDTH, x.data_ptr(), 2 * WIDTH, out.data_ptr(), WIDTH, 0, CODES[x.dtype])
+        return [lambda: _cpu.gated_activation(*places)]
+
+    return _case("silu_and_mul", 3 * WIDTH, 5 * WIDTH, inputs, ours, native)
 
 
-CASES: dict[str, Callable[[int], tuple[Call, Call]]] = {"rms_norm": _norm, "silu_and_mul": _silu}
+def _case(op: str, elements: int, flops: int, inputs: Any, ours: Any, native: Any) -> Case:
+    shape = {"rows": 1, "width": WIDTH, "dtype": "fp32"}
+    peers = {"native": native}
+    return Case(op, shape, 4 * elements, flops, ("cache_copy",), inputs, ours, peers, quick=True, backends=("cpu",))
 
 
-def _seconds(call: Call, repeats: int) -> float:
-    start = time.thread_time()
-    for _ in range(repeats):
-        call()
-    return (time.thread_time() - start) / repeats
+def cases(settings: Settings) -> list[Case]:
+    """One operation with a weight, and one without."""
+    return [_norm(), _silu()]
 
 
-def measure(rounds: int, repeats: int = 1000, width: int = 64) -> list[dict[str, object]]:
-    """A row an operation: median seconds of the call, of the native function, and of their differences."""
-    rows: list[dict[str, object]] = []
-    for name, case in CASES.items():
-        pair = case(width)
-        for call in pair:
-            _seconds(call, repeats)
-        times = [tuple(_seconds(call, repeats) for call in pair) for _ in range(rounds)]
-        above = sorted(call - native for call, native in times)
-        rows.append(
-            {
-                "bench": "dispatch",
-                "op": name,
-                "case": {"rows": 1, "width": width},
-                "variant": "cpu",
-                "seconds": statistics.median(call for call, _ in times),
-                "native_seconds": statistics.median(native for _, native in times),
-                "overhead_seconds": statistics.median(above),
-                "overhead_ci": [above[len(above) // 4], above[-1 - len(above) // 4]],
-            }
-        )
-    return rows
+def show_differences(measurements: Sequence[runner.Measurement]) -> None:
+    """Prints what a call takes above its native function: the median over the rounds, in each of which both ran."""
+    for measurement in measurements:
+        samples = measurement.samples
+        if {"cpu", "native"} <= set(samples):
+            above = [call - native for call, native in zip(samples["cpu"], samples["native"], strict=True)]
+            low, high = (1e6 * bound for bound in median_interval(above))
+            print(
+                f"{measurement.case.op}: {1e6 * median(above):.2f} us above the native function [{low:.2f}, {high:.2f}]"
+            )
 
 
-def pool_seconds(rounds: int, repeats: int = 1000) -> float:
-    """Median seconds of a parallel loop over all threads whose body does nothing, by the wall clock."""
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        _cpu.empty_parallel_for(64, repeats)
-        times.append((time.perf_counter() - start) / repeats)
-    return statistics.median(times)
-
-
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.dispatch", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument("--json", metavar="PATH", help="also write the rows to a file")
-    options = parser.parse_args(arguments)
-    rows = measure(9 if options.quick else 51)
-    print(f"{'operation':16}{'call':>10}{'native':>10}{'above it':>10}   quartiles")
-    for row in rows:
-        figures = (1e6 * float(str(row[key])) for key in ("seconds", "native_seconds", "overhead_seconds"))
-        low, high = (1e6 * bound for bound in row["overhead_ci"])  # type: ignore[attr-defined]
-        print(f"{row['op']:16}" + "".join(f"{us:8.2f}us" for us in figures) + f"   [{low:.2f}, {high:.2f}] us")
-    print(f"empty parallel loop over {_cpu.num_threads()} threads: {1e6 * pool_seconds(9):.2f} us")
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(rows, file, indent=1)
-    return 0
+    clock = HostClock(now=time.thread_time)
+    what = "The cost of a call through the dispatch table."
+    return cli.main("dispatch", what, cases, arguments, clock, show_differences)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""What all benchmarks share: cases, clocks, ceilings, rows and the command line."""
