@@ -60,7 +60,7 @@ def test_templates_get_what_transformers_gives_them():
     assert text == '[user|hi|False|2]\n<s></s>{"a": ["é", 1]}G4TrueTruea, b3+4a-ba=b3b'
 
 
-def test_smollm2(smollm2_path):  # noqa: F811
+def test_smollm2(smollm2_path):
     checkpoint = load_gguf(smollm2_path)
     tok = checkpoint.tokenizer
     template = ChatTemplate.for_tokenizer(checkpoint.chat_template, tok)

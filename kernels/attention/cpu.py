@@ -138,5 +138,5 @@ def merge_attention(
     _cpu.merge_attention(*out[0].shape, parts, _part(*out), CODES[out[0].dtype])
 
 
-def _part(out: torch.Tensor, lse: torch.Tensor) -> tuple[int, int, int, int, int]:
+def _part(out: torch.Tensor, lse: torch.Tensor) -> tuple[int, ...]:
     return (out.data_ptr(), *out.stride()[:2], lse.data_ptr(), lse.stride()[0])
