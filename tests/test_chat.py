@@ -7,7 +7,7 @@ import pytest
 from engine.chat import ChatTemplate, ChatTemplateError
 from engine.tokenizer import Tokenizer
 from engine.weights import load_gguf
-from tests.gguf_files import bpe_vocabulary, smollm2_path, tiny_model  # noqa: F401 - a fixture
+from tests.gguf_files import bpe_vocabulary, tiny_model
 
 CHATML = tiny_model().chat_template
 USER = [{"role": "user", "content": "hello"}]

@@ -20,7 +20,7 @@
 namespace tw::TW_ISA {
 namespace {
 
-constexpr std::int64_t kRowsOfTile = 128;      // that share packed keys
+constexpr std::int64_t kRowsOfTile = 256;      // that share packed keys
 constexpr std::int64_t kWorkOfThread = 65536;  // products worth waking another thread for, a few microseconds
 
 struct Plan {
@@ -75,8 +75,8 @@ Plan cut(const PagedAttention& p, Tile* tiles) {
   return plan;
 }
 
-// Makes the splits of a tile items of their own where it is more than a quarter of a thread's share. Returns the bytes
-// of the partial results.
+// Shares the splits of a tile out where it is more than a quarter of a thread's share, in runs of such a quarter, as
+// memory likes runs. Returns the bytes of the partial results.
 std::size_t split(Plan& plan, int threads, std::size_t (*partial_bytes)(const PagedAttention&, std::int64_t),
                   const PagedAttention& p) {
   std::size_t bytes = 0;
@@ -84,10 +84,12 @@ std::size_t split(Plan& plan, int threads, std::size_t (*partial_bytes)(const Pa
     Tile& tile = plan.tiles[t];
     const bool apart = threads > 1 && tile.splits() > 1 && work_of(tile) * threads * 4 > plan.work;
     tile.first_item = plan.items;
-    tile.items = apart ? tile.splits() : 1;
+    const std::int64_t share = plan.work / (threads * 4), split_work = kSplit * work_of(tile) / (tile.end - tile.begin + 1);
+    tile.run = apart ? at_least(1, share / (split_work + 1)) : tile.splits();
+    tile.items = apart ? (tile.splits() + tile.run - 1) / tile.run : 1;
     tile.unfinished = tile.items;
     plan.items += tile.items;
-    if (apart) bytes += tile.items * partial_bytes(p, tile.rows);
+    if (tile.items > 1) bytes += tile.splits() * partial_bytes(p, tile.rows);
   }
   return bytes;
 }
@@ -115,7 +117,7 @@ void run(const PagedAttention& p) {
     Tile& tile = plan.tiles[t];
     if (tile.items == 1) continue;
     tile.partials = partial;
-    partial += tile.items * Worker<Math>::partial_bytes(p, tile.rows);
+    partial += tile.splits() * Worker<Math>::partial_bytes(p, tile.rows);
   }
   std::int64_t taken = 0;
   const std::size_t memory = Worker<Math>(p, plan.most_rows, plan.most_queries, nullptr).bytes();

@@ -106,6 +106,7 @@ struct Bfloat16Tiles {
           f32x16 v[kLanes];
           for (int i = 0; i < kLanes; ++i) {
             v[i] = bit_cast<f32x16>(pair_row(elements<T>(rows.k[key + i]) + d, dim - d));
+            if (rows.next) ask_for(rows.next->k[key + i] + d * sizeof(T));
           }
           transpose(v);
           for (int i = 0; i < kLanes; ++i) store(reinterpret_cast<float*>(tile) + i * kLanes, v[i]);
@@ -121,6 +122,7 @@ struct Bfloat16Tiles {
       const auto row = [&](int key, std::int64_t d) {
         if (key < from || key >= to) return _mm512_setzero_si512();
         const __m512i v = pair_row(elements<T>(rows.v[key]) + d, dim - d);
+        if (rows.next) ask_for(rows.next->v[key] + d * sizeof(T));
         if (!check) return v;
         const __m512i exponent = _mm512_set1_epi16(0x7f80);
         const __mmask32 finite = _mm512_cmpneq_epi16_mask(_mm512_and_si512(v, exponent), exponent);
@@ -170,11 +172,15 @@ struct Bfloat16Tiles {
     const int first = from / kPair, last = (to + kPair - 1) / kPair;
     const char* v = static_cast<const char*>(values);
     if (count > 16) {
-      for (std::int64_t t = 0; t < tiles; t += 2) weigh_tiles_of_32(w, v + t * kSteps * kTileBytes, first, last, o + t * kLanes, stride);
+      for (std::int64_t t = 0; t < tiles; t += 2) {
+        weigh_tiles_of_32(w, v + t * kSteps * kTileBytes, first, last, o + t * kLanes, stride);
+      }
       return;
     }
     std::int64_t t = 0;
-    for (; t + 4 <= tiles; t += 4) weigh_tiles_of_16<true>(w, v + t * kSteps * kTileBytes, first, last, o + t * kLanes, stride);
+    for (; t + 4 <= tiles; t += 4) {
+      weigh_tiles_of_16<true>(w, v + t * kSteps * kTileBytes, first, last, o + t * kLanes, stride);
+    }
     if (t < tiles) weigh_tiles_of_16<false>(w, v + t * kSteps * kTileBytes, first, last, o + t * kLanes, stride);
   }
 

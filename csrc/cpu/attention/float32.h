@@ -72,7 +72,10 @@ struct Float32 {
     for (int key = from / kLanes * kLanes; key < to; key += kLanes) {
       for (std::int64_t d = 0; d < dim; d += kLanes) {
         f32x16 v[kLanes];
-        for (int i = 0; i < kLanes; ++i) v[i] = load(elements<T>(rows.k[key + i]) + d, dim - d);
+        for (int i = 0; i < kLanes; ++i) {
+          v[i] = load(elements<T>(rows.k[key + i]) + d, dim - d);
+          if (rows.next) ask_for(rows.next->k[key + i] + d * sizeof(T));
+        }
         transpose(v);
         for (int i = 0; i < kLanes; ++i) store(panel + (d + i) * kBlock + key, v[i]);
       }
@@ -89,6 +92,7 @@ struct Float32 {
     for (int key = from; key < to; ++key) {
       float* row = static_cast<float*>(packed) + key * stride;
       starts[key] = as_they_lie ? elements<float>(rows.v[key]) : row;
+      for (std::int64_t d = 0; rows.next && d < dim; d += kLanes) ask_for(rows.next->v[key] + d * sizeof(T));
       if (as_they_lie) continue;
       i32x16 finite = ~i32x16{};
       for (std::int64_t d = 0; d < dim; d += kLanes) {

@@ -71,13 +71,18 @@ inline void walk(const std::int32_t* table, std::int64_t page_size, std::int64_t
   }
 }
 
-// A block's keys and values of one head: where each row starts, and the factors of its own that it has.
+// A block's keys and values of one head: where each row starts, and the factors of its own that it has. `next` is the
+// block whose rows are asked of the memory while these are packed: they lie where no hardware would look for them. Null
+// for none.
 template <int kBlock>
 struct BlockRows {
+  const BlockRows* next;
   const char* k[kBlock];
   const char* v[kBlock];
   float k_factor[kBlock], v_factor[kBlock];
 };
+
+inline void ask_for(const char* p) { __builtin_prefetch(p, 0, 2); }
 
 // One factor for each slot, which is not folded into the scale of the call.
 inline bool has_slot_factors(const Scales& s) {

@@ -18,8 +18,9 @@ struct Tile {
   std::int64_t rows;
   std::int64_t begin, end;     // the keys that some row sees
   std::int64_t first_item, items;
-  char* partials;              // one Partial a split where every split is an item of its own, else null
-  std::int64_t unfinished;     // splits that have not arrived
+  std::int64_t run;            // splits an item
+  char* partials;              // one Partial a split where there are several items, else null
+  std::int64_t unfinished;     // items that have not arrived
 
   std::int64_t first_split() const { return begin / kSplit; }
   std::int64_t splits() const { return end > begin ? (end - 1) / kSplit - first_split() + 1 : 0; }
@@ -31,7 +32,9 @@ struct Partial {
   float* sum;
   float* o;
 
-  static std::size_t bytes(std::int64_t rows, std::int64_t stride) { return sizeof(float) * ((rows * (2 + stride) + 15) / 16 * 16); }
+  static std::size_t bytes(std::int64_t rows, std::int64_t stride) {
+    return sizeof(float) * ((rows * (2 + stride) + 15) / 16 * 16);
+  }
   Partial(char* at, std::int64_t rows, std::int64_t stride)
       : m(reinterpret_cast<float*>(at) + rows * stride), sum(m + rows), o(reinterpret_cast<float*>(at)) {}
 
@@ -93,6 +96,7 @@ class Worker {
     products_ = arena_.take<float>(Math::kGroup * kBlock);
     group_ = arena_.take<char>(Math::group_bytes());
     spans_ = arena_.take<Span>(queries);
+    upcoming_ = arena_.take<BlockRows<kBlock>>(1);
     blocks_ = arena_.take<Block>(most_blocks_);
     panel_ = arena_.take<char>(most_blocks_ * block_bytes);
   }
@@ -112,13 +116,15 @@ class Worker {
     finish(tile, tile.splits() == 0 ? state : folded);
   }
 
-  // One split of a tile; the last that arrives folds all of them.
-  void run(Tile& tile, std::int64_t split) {
+  // Some splits of a tile; the last item that arrives folds all of them.
+  void run(Tile& tile, std::int64_t item) {
     start(tile);
+    const std::int64_t last = at_most((item + 1) * tile.run, tile.splits());
+    keys_end_ = at_most(tile.end, (tile.first_split() + last) * kSplit);
     const auto partial = [&](std::int64_t s) {
       return Partial(tile.partials + s * Partial::bytes(padded_, stride_), padded_, stride_);
     };
-    attend(tile, tile.first_split() + split, partial(split));
+    for (std::int64_t s = item * tile.run; s < last; ++s) attend(tile, tile.first_split() + s, partial(s));
     if (__atomic_sub_fetch(&tile.unfinished, 1, __ATOMIC_ACQ_REL) != 0) return;
     for (std::int64_t s = 1; s < tile.splits(); ++s) partial(0).fold(partial(s), tile.rows, stride_);
     finish(tile, partial(0));
@@ -143,6 +149,8 @@ class Worker {
 
   void start(const Tile& tile) {
     padded_ = Math::padded_rows(tile.rows);
+    keys_end_ = tile.end;
+    upcoming_start_ = -1;
     const Sequence sequence(p_, tile.sequence);
     seen_by_all_begin_ = 0;
     seen_by_all_end_ = sequence.tree ? sequence.first : tile.end;
@@ -206,7 +214,7 @@ class Worker {
       block.packed_keys = panel;
       block.packed_values = panel + key_bytes;
       for (std::uint64_t& word : block.wild) word = 0;
-      find_rows(p_, sequence.table, tile.head, at, begin, stop, block.rows);
+      find_block(sequence, tile, at, block.rows);
       const bool check = begin < seen_by_all_begin_ || stop > seen_by_all_end_;
       with_page_type(p_.pages_dtype, [&](auto element) {
         using T = decltype(element);
@@ -224,6 +232,21 @@ class Worker {
       panel += key_bytes + value_bytes;
     }
     return count;
+  }
+
+  // The rows of the tile's keys in the block that starts at `at`, and what is to be asked for meanwhile.
+  void find_block(const Sequence& sequence, const Tile& tile, std::int64_t at, BlockRows<kBlock>& rows) {
+    const auto find = [&](std::int64_t start, BlockRows<kBlock>& found) {
+      const std::int64_t begin = at_least(start, tile.begin), end = at_most(start + kBlock, keys_end_);
+      find_rows(p_, sequence.table, tile.head, start, begin, end, found);
+    };
+    if (upcoming_start_ == at) rows = *upcoming_;
+    else find(at, rows);
+    rows.next = nullptr;
+    if (at + kBlock >= keys_end_) return;
+    upcoming_start_ = at + kBlock;
+    find(upcoming_start_, *upcoming_);
+    rows.next = upcoming_;
   }
 
   // Rows [r, r + count) of a tile and one block.
@@ -325,6 +348,9 @@ class Worker {
   float *sums_, *products_;
   Span* spans_;
   Block* blocks_;
+  BlockRows<kBlock>* upcoming_;  // of the block that starts at upcoming_start_
+  std::int64_t upcoming_start_ = -1;
+  std::int64_t keys_end_ = 0;    // of what is being worked on
   std::int64_t padded_ = 0;  // rows
   std::int64_t seen_by_all_begin_ = 0, seen_by_all_end_ = 0;
 };
