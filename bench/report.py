@@ -147,9 +147,10 @@ def interference(content: dict[str, Any]) -> list[list[str]]:
 SUMMARY_HEAD = ("device", "bench", "operation", "backend", "rows", "of the roof", "peers' time over ours")
 LEGEND = (
     "Each time is the median of interleaved rounds; ± is half of its 95 % interval, marked ~ where the interval is "
-    f"wider than {100 * WIDE:.0f} % of the median or rests on fewer than {MIN_ROUNDS} rounds. The roof is the ceiling, measured in the same run, that the case's "
-    "bytes or flops meet first. Columns of peers hold their time over ours: above 1 we are faster, below 1 they are. "
-    "Three figures are the least, the middle (of ratios: the geometric mean) and the most of an operation's rows."
+    f"wider than {100 * WIDE:.0f} % of the median or rests on fewer than {MIN_ROUNDS} rounds. The roof is the ceiling, "
+    "measured in the same run, that the case's bytes or flops meet first. Columns of peers hold their time over ours: "
+    "above 1 we are faster, below 1 they are. Three figures are the least, the middle (of ratios: the geometric mean) "
+    "and the most of an operation's rows."
 )
 
 
