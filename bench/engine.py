@@ -61,8 +61,8 @@ class Workload:
 WORKLOADS = (
     Workload("decode", 1, 1, DECODED + 1, quick=True),
     Workload("prefill", 1, 512, 1, quick=True),
-    Workload("batch", 16, 128, 128, quick=True),
     Workload("decode", 1, 2048, DECODED + 1, quick=True),
+    Workload("batch", 16, 128, 128, quick=True),
     Workload("prefill", 1, 2048, 1),
     Workload("batch", 64, 128, 128),
 )

@@ -18,7 +18,7 @@ from typing import Any
 from bench.harness.estimators import geometric_mean, median
 from bench.harness.machine import ROOT
 from bench.harness.plots import Point, roofline
-from bench.harness.runner import WIDE, amount, duration
+from bench.harness.runner import MIN_ROUNDS, WIDE, amount, duration
 from kernels.dispatch import BACKENDS
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
@@ -99,7 +99,8 @@ def rows_table(content: dict[str, Any]) -> str:
         half = (row["ci"][1] - row["ci"][0]) / 2 / row["seconds"]
         ratios = [f"{row['ratio'][peer]:.2f}" if peer in row["ratio"] else "" for peer in peers]
         roof = f"{100 * row['share_of_roof']:.0f} % {row.get('ceiling', row['roof'])}"
-        numbers = [duration(row["seconds"]), f"{100 * half:.0f} %{' ~' if 2 * half > WIDE else ''}"]
+        unsure = 2 * half > WIDE or row.get("rounds", MIN_ROUNDS) < MIN_ROUNDS
+        numbers = [duration(row["seconds"]), f"{100 * half:.0f} %{' ~' if unsure else ''}"]
         numbers += [amount(row["bytes"], "B"), amount(row["flops"], "FLOP"), _rate(row), roof]
         lines.append([f"{row['op']}: {_case(row)}", row["variant"], *numbers, *ratios])
     return table(head, lines, left=2)
@@ -146,9 +147,10 @@ def interference(content: dict[str, Any]) -> list[list[str]]:
 SUMMARY_HEAD = ("device", "bench", "operation", "backend", "rows", "of the roof", "peers' time over ours")
 LEGEND = (
     "Each time is the median of interleaved rounds; ± is half of its 95 % interval, marked ~ where the interval is "
-    f"wider than {100 * WIDE:.0f} % of the median. The roof is the ceiling, measured in the same run, that the case's "
-    "bytes or flops meet first. Columns of peers hold their time over ours: above 1 we are faster, below 1 they are. "
-    "Three figures are the least, the middle (of ratios: the geometric mean) and the most of an operation's rows."
+    f"wider than {100 * WIDE:.0f} % of the median or rests on fewer than {MIN_ROUNDS} rounds. The roof is the ceiling, "
+    "measured in the same run, that the case's bytes or flops meet first. Columns of peers hold their time over ours: "
+    "above 1 we are faster, below 1 they are. Three figures are the least, the middle (of ratios: the geometric mean) "
+    "and the most of an operation's rows."
 )
 
 
@@ -175,7 +177,8 @@ def _bench_section(bench: str, content: dict[str, Any]) -> list[str]:
 
 def plot(device: str, benches: dict[str, dict[str, Any]]) -> str | None:
     """The roofline of a device; None without rows or without the ceilings that it needs."""
-    points, ceilings = [], {}
+    points: list[Point] = []
+    ceilings: dict[str, Any] = {}
     for content in benches.values():
         ceilings = {**ceilings, **content["ceilings"]}
         for row in _ours(content):

@@ -74,6 +74,8 @@ def test_a_median_that_is_not_known_well_is_marked():
     (row,) = _measured(case_of(), {"cpu": times})
     assert row.wide
     assert "~" in runner.line(row, "copy[n=3]", 10)
+    (once,) = _measured(case_of(), {"cpu": [1.0]})
+    assert once.wide
     (steady,) = _measured(case_of(), {"cpu": [1.0] * 9})
     assert "~" not in runner.line(steady, "copy[n=3]", 10)
 

@@ -78,6 +78,15 @@ def test_medians_quantiles_and_noise():
 # --- timing ---
 
 
+def test_work_that_times_itself_has_rounds_of_its_own_number():
+    world = Simulated()
+    plan = Plan(0.0, 0.01, 0.0, min_rounds=7, min_runs=2)
+    runs = iter([5.0, 6.0])
+    samples = interleave({"told": SelfTimed(lambda: next(runs)), "work": [world.work(0.02)]}, world.clock(), plan)
+    assert samples["told"] == [5.0, 6.0]
+    assert len(samples["work"]) == 2
+
+
 def test_known_costs_are_found_exactly():
     world = Simulated()
     works = {"fast": [world.work(1e-6)], "slow": [world.work(0.5)], "told": SelfTimed(lambda: 7.0)}

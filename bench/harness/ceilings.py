@@ -218,7 +218,8 @@ def measure_cuda(device: torch.device, quick: bool) -> Ceilings:
 
 
 def _scaled_mm(sizes: Sequence[tuple[int, int, int]], device: torch.device) -> dict[str, tuple[Work, float]]:
-    one, forms = torch.ones((), device=device), {}
+    one = torch.ones((), device=device)
+    forms: dict[str, tuple[Work, float]] = {}
     for m, n, k in sizes:
         a, b = (torch.ones(rows, k, device=device).to(torch.float8_e4m3fn) for rows in (m, n))
         call = lambda a=a, b=b: torch._scaled_mm(a, b.T, one, one, out_dtype=torch.bfloat16)  # noqa: E731

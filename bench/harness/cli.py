@@ -203,7 +203,9 @@ def run(
                 print("not run, the time of --quick is up: " + ", ".join(case.row for case in chosen[place:]))
                 break
             # The rest of the share is for making inputs and settling.
-            plan = Plan(0.4 * left / (len(chosen) - place), slice_seconds=0.01, settle_seconds=0.03, min_rounds=5)
+            plan = Plan(
+                0.4 * left / (len(chosen) - place), slice_seconds=0.01, settle_seconds=0.03, min_rounds=5, min_runs=1
+            )
         measurement = runner.measure(case, settings, selection, plan, clock)
         made = runner.rows(bench, measurement, ceilings)
         runner.show(measurement, made, width, said=said)

@@ -23,7 +23,7 @@ def annotation(row: str, variant: str, device: torch.device) -> AbstractContextM
 
 def range_name(row: str, variant: str) -> str:
     """The range's name: with ":" for the characters that Nsight Compute's filters take for syntax."""
-    return f"{row}:{variant}".translate(str.maketrans(dict.fromkeys("[],/@", ":"))).replace("::", ":")
+    return f"{row}:{variant}".translate(str.maketrans("[],/@ ", ":::::-")).replace("::", ":")
 
 
 def commands(bench: str, row: str, backend: str, device: torch.device) -> str:

@@ -18,7 +18,8 @@ from bench.harness.profiling import annotation
 from bench.harness.timing import Clock, Plan, clock_for, interleave
 from kernels.dispatch import BACKENDS, UnsupportedError
 
-WIDE = 0.10  # a row whose interval is wider than this share of its median is marked
+WIDE = 0.10  # a row whose interval is wider than this share of its median is marked,
+MIN_ROUNDS = 3  # and so is one of fewer rounds
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,8 @@ class Row:
 
     @property
     def wide(self) -> bool:
-        """Whether the median is not known well."""
-        return self.ci[1] - self.ci[0] > WIDE * self.seconds
+        """Whether the median is not known well: a wide interval, or too few rounds to tell."""
+        return self.rounds < MIN_ROUNDS or self.ci[1] - self.ci[0] > WIDE * self.seconds
 
     def as_json(self) -> dict[str, Any]:
         """As the results keep it; four digits are more than any median deserves."""

@@ -128,7 +128,8 @@ class Plan:
         seconds: for all rounds of all variants of a case.
         slice_seconds: that a variant's turn should take at least.
         settle_seconds: of untimed work before, in which clocks and caches settle.
-        min_rounds: at least, whatever they take; three are enough where one is a whole run of an engine.
+        min_rounds: at least, whatever they take.
+        min_runs: likewise where a variant times itself, whose rounds are whole runs of an engine.
         max_rounds: at most.
         seed: of the order of turns.
     """
@@ -137,6 +138,7 @@ class Plan:
     slice_seconds: float = 0.02
     settle_seconds: float = 0.1
     min_rounds: int = 7
+    min_runs: int = 3
     max_rounds: int = 101
     seed: int = 0
 
@@ -181,7 +183,7 @@ def interleave(
     """
     timers = {name: clock.timer(work) for name, work in works.items()}
     long = any(isinstance(work, SelfTimed) for work in works.values())  # whole runs of an engine
-    min_rounds = min(plan.min_rounds, 3) if long else plan.min_rounds
+    min_rounds = plan.min_runs if long else plan.min_rounds
     repeats: dict[str, int] = {}
     for name, timer in timers.items():
         clock.rest()
