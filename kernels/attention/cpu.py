@@ -11,9 +11,7 @@ from ..dispatch import YES, Support, implements
 from ..dtypes import CODES
 
 Scale = float | torch.Tensor | None
-ScaleNumbers = tuple[float, ...]
-    float, int, int, int, int
-]  # a number; the address of others, and their page, slot and head strides
+ScaleNumbers = tuple[float, ...]  # a number; the address of others, and their page, slot and head strides
 _UNSCALED: ScaleNumbers = (1.0, 0, 0, 0, 0)
 
 
