@@ -27,7 +27,8 @@ def _scale_numbers(scale: Scale) -> ScaleNumbers:
     if not isinstance(scale, torch.Tensor):
         return (scale, 0, 0, 0, 0)
     if scale.dim() == 3:
-        return (1.0, scale.data_ptr(), *scale.stride())
+        page, slot, head = scale.stride()
+        return (1.0, scale.data_ptr(), page, slot, head)
     return (1.0, scale.data_ptr(), 0, 0, scale.stride(0) if scale.numel() > 1 else 0)
 
 
@@ -139,4 +140,5 @@ def merge_attention(
 
 
 def _part(out: torch.Tensor, lse: torch.Tensor) -> tuple[int, int, int, int, int]:
-    return (out.data_ptr(), *out.stride()[:2], lse.data_ptr(), lse.stride()[0])
+    token, head, _ = out.stride()
+    return (out.data_ptr(), token, head, lse.data_ptr(), lse.stride()[0])
