@@ -26,11 +26,11 @@ constexpr std::int64_t kWorkOfThread = 65536;  // products worth waking another 
 struct Plan {
   Tile* tiles;
   std::int64_t count, items, work;
-  std::int64_t most_rows, most_queries;
+  std::int64_t most_heads, most_rows, most_queries;
 };
 
 // Sixteen rows of values cost about as much as packing a key does.
-std::int64_t work_of(const Tile& tile) { return (tile.end - tile.begin) * (tile.rows + 16); }
+std::int64_t work_of(const Tile& tile) { return (tile.end - tile.begin) * (tile.rows + 16) * tile.heads; }
 
 std::int64_t queries_of_tile(const PagedAttention& p) {
   return at_least(1, kRowsOfTile / (p.num_q_heads / p.num_kv_heads));
@@ -45,9 +45,21 @@ std::int64_t count_tiles(const PagedAttention& p) {
   return count * p.num_kv_heads;
 }
 
-Plan cut(const PagedAttention& p, Tile* tiles) {
+// Few rows that stand at one place leave nothing to share but the memory's pages: there a tile takes all key heads,
+// where the splits of such tiles are enough for all threads.
+bool heads_together(const PagedAttention& p, std::int64_t few_rows, int threads) {
+  std::int64_t splits = 0;
+  for (std::int64_t b = 0; b < p.sequences; ++b) {
+    const std::int64_t queries = p.query_start[b + 1] - p.query_start[b];
+    if (queries * (p.num_q_heads / p.num_kv_heads) <= few_rows) splits += (p.seq_lens[b] + kSplit - 1) / kSplit;
+  }
+  return splits >= 2 * threads || threads == 1;
+}
+
+Plan cut(const PagedAttention& p, Tile* tiles, std::int64_t few_rows, int threads) {
   const std::int64_t together = queries_of_tile(p), heads = p.num_q_heads / p.num_kv_heads;
-  Plan plan{tiles, 0, 0, 0, 0, 0};
+  const bool all_heads = heads_together(p, few_rows, threads);
+  Plan plan{tiles, 0, 0, 0, 1, 0, 0};
   for (std::int64_t b = 0; b < p.sequences; ++b) {
     const Sequence sequence(p, b);
     for (std::int64_t query = 0; query < sequence.queries; query += together) {
@@ -66,7 +78,9 @@ Plan cut(const PagedAttention& p, Tile* tiles) {
       if (tile.end == 0) tile.begin = 0;
       plan.most_rows = at_least(plan.most_rows, tile.rows);
       plan.most_queries = at_least(plan.most_queries, tile.queries);
-      for (tile.head = 0; tile.head < p.num_kv_heads; ++tile.head) {
+      tile.heads = all_heads && tile.rows <= few_rows ? p.num_kv_heads : 1;
+      plan.most_heads = at_least(plan.most_heads, tile.heads);
+      for (tile.head = 0; tile.head < p.num_kv_heads; tile.head += tile.heads) {
         plan.work += work_of(tile);
         plan.tiles[plan.count++] = tile;
       }
@@ -84,12 +98,13 @@ std::size_t split(Plan& plan, int threads, std::size_t (*partial_bytes)(const Pa
     Tile& tile = plan.tiles[t];
     const bool apart = threads > 1 && tile.splits() > 1 && work_of(tile) * threads * 4 > plan.work;
     tile.first_item = plan.items;
-    const std::int64_t share = plan.work / (threads * 4), split_work = kSplit * work_of(tile) / (tile.end - tile.begin + 1);
+    const std::int64_t share = plan.work / (threads * 4);
+    const std::int64_t split_work = kSplit * work_of(tile) / (tile.end - tile.begin + 1);
     tile.run = apart ? at_least(1, share / (split_work + 1)) : tile.splits();
     tile.items = apart ? (tile.splits() + tile.run - 1) / tile.run : 1;
     tile.unfinished = tile.items;
     plan.items += tile.items;
-    if (tile.items > 1) bytes += tile.splits() * partial_bytes(p, tile.rows);
+    if (tile.items > 1) bytes += tile.splits() * tile.heads * partial_bytes(p, tile.rows);
   }
   return bytes;
 }
@@ -108,7 +123,8 @@ template <class Math>
 void run(const PagedAttention& p) {
   const std::int64_t tiles = count_tiles(p);
   if (tiles == 0) return;
-  Plan plan = cut(p, static_cast<Tile*>(thread_scratch(Scratch::operand, tiles * sizeof(Tile))));
+  Tile* memory_of_tiles = static_cast<Tile*>(thread_scratch(Scratch::operand, tiles * sizeof(Tile)));
+  Plan plan = cut(p, memory_of_tiles, Math::kGroup, num_threads());
   const std::int64_t worth = at_least(1, plan.work * at_least(p.k.dim, p.v.dim) / kWorkOfThread);
   const int threads = static_cast<int>(at_most(num_threads(), worth));
   const std::size_t partials = split(plan, threads, Worker<Math>::partial_bytes, p);
@@ -117,12 +133,12 @@ void run(const PagedAttention& p) {
     Tile& tile = plan.tiles[t];
     if (tile.items == 1) continue;
     tile.partials = partial;
-    partial += tile.splits() * Worker<Math>::partial_bytes(p, tile.rows);
+    partial += tile.splits() * tile.heads * Worker<Math>::partial_bytes(p, tile.rows);
   }
   std::int64_t taken = 0;
-  const std::size_t memory = Worker<Math>(p, plan.most_rows, plan.most_queries, nullptr).bytes();
+  const std::size_t memory = Worker<Math>(p, plan.most_heads, plan.most_rows, plan.most_queries, nullptr).bytes();
   parallel_for(threads, 1, [&](std::int64_t, std::int64_t) {
-    Worker<Math> worker(p, plan.most_rows, plan.most_queries,
+    Worker<Math> worker(p, plan.most_heads, plan.most_rows, plan.most_queries,
                         static_cast<char*>(thread_scratch(Scratch::panel, memory)));
     Math::enter();
     for (;;) {

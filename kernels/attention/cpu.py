@@ -11,7 +11,9 @@ from ..dispatch import YES, Support, implements
 from ..dtypes import CODES
 
 Scale = float | torch.Tensor | None
-ScaleNumbers = tuple[float, ...]  # a number; the address of others, and their page, slot and head strides
+ScaleNumbers = tuple[
+    float, int, int, int, int
+]  # a number; the address of others, and their page, slot and head strides
 _UNSCALED: ScaleNumbers = (1.0, 0, 0, 0, 0)
 
 
@@ -25,7 +27,8 @@ def _scale_numbers(scale: Scale) -> ScaleNumbers:
     if not isinstance(scale, torch.Tensor):
         return (scale, 0, 0, 0, 0)
     if scale.dim() == 3:
-        return (1.0, scale.data_ptr(), *scale.stride())
+        page, slot, head = scale.stride()
+        return (1.0, scale.data_ptr(), page, slot, head)
     return (1.0, scale.data_ptr(), 0, 0, scale.stride(0) if scale.numel() > 1 else 0)
 
 
@@ -136,5 +139,6 @@ def merge_attention(
     _cpu.merge_attention(*out[0].shape, parts, _part(*out), CODES[out[0].dtype])
 
 
-def _part(out: torch.Tensor, lse: torch.Tensor) -> tuple[int, ...]:
-    return (out.data_ptr(), *out.stride()[:2], lse.data_ptr(), lse.stride()[0])
+def _part(out: torch.Tensor, lse: torch.Tensor) -> tuple[int, int, int, int, int]:
+    token, head, _ = out.stride()
+    return (out.data_ptr(), token, head, lse.data_ptr(), lse.stride()[0])

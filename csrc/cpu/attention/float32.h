@@ -69,7 +69,12 @@ struct Float32 {
   template <class T>
   static void pack_keys(const BlockRows<kBlock>& rows, int from, int to, std::int64_t dim, void* packed) {
     float* panel = static_cast<float*>(packed);
-    for (int key = from / kLanes * kLanes; key < to; key += kLanes) {
+    for (int key = 0; key < kBlock; key += kLanes) {
+      if (key + kLanes <= from || key >= to) {
+        // Whatever lay here would be multiplied too, and subnormal numbers make that a hundred times slower.
+        for (std::int64_t d = 0; d < dim; ++d) store(panel + d * kBlock + key, f32x16{});
+        continue;
+      }
       for (std::int64_t d = 0; d < dim; d += kLanes) {
         f32x16 v[kLanes];
         for (int i = 0; i < kLanes; ++i) {

@@ -1,4 +1,5 @@
-// A tile: some queries of one sequence with the query heads of one key head, over one split of the keys or all of them.
+// A tile: some queries of one sequence with the query heads of one key head or several, over some splits of the keys.
+// Several heads take turns split by split: their keys share pages of memory, of which the processor knows few at a time.
 //
 // Keys are cut at multiples of the math's block and of kSplit, counted from the sequence's first key. A split is worked
 // on from a fresh state, and the splits' states are folded in order, so which thread takes which split does not show.
@@ -14,12 +15,13 @@ constexpr std::int64_t kSplit = 512;            // keys
 constexpr std::int64_t kPanelBytes = 512 << 10;  // of packed keys and values at once, which the second-level cache holds
 
 struct Tile {
-  std::int64_t sequence, head, query, queries;
-  std::int64_t rows;
+  std::int64_t sequence, query, queries;
+  std::int64_t head, heads;    // key heads
+  std::int64_t rows;           // of each
   std::int64_t begin, end;     // the keys that some row sees
   std::int64_t first_item, items;
   std::int64_t run;            // splits an item
-  char* partials;              // one Partial a split where there are several items, else null
+  char* partials;              // one Partial a split and head where there are several items, else null
   std::int64_t unfinished;     // items that have not arrived
 
   std::int64_t first_split() const { return begin / kSplit; }
@@ -83,15 +85,16 @@ class Worker {
  public:
   static constexpr int kBlock = Math::kBlock;
 
-  // Memory for tiles of up to `rows` rows and `queries` queries; with null, only counts `bytes`.
-  Worker(const PagedAttention& p, std::int64_t rows, std::int64_t queries, char* memory) : p_(p), arena_(memory) {
+  // Memory for tiles of up to these heads, rows of each, and queries; with null, only counts `bytes`.
+  Worker(const PagedAttention& p, std::int64_t heads, std::int64_t rows, std::int64_t queries, char* memory)
+      : p_(p), arena_(memory) {
     const std::int64_t padded = Math::padded_rows(rows);
     stride_ = Math::padded_values(p.v.dim);
     const std::size_t block_bytes = Math::key_bytes(p.k.dim) + Math::value_bytes(p.v.dim);
     most_blocks_ = static_cast<int>(at_least(1, at_most(kSplit / kBlock, kPanelBytes / std::int64_t(block_bytes))));
     queries_ = arena_.take<char>(padded * Math::query_bytes(p.k.dim));
     state_ = arena_.take<char>(Partial::bytes(padded, stride_));
-    folded_ = arena_.take<char>(Partial::bytes(padded, stride_));
+    folded_ = arena_.take<char>(heads * Partial::bytes(padded, stride_));
     sums_ = arena_.take<float>(padded * kLanes);
     products_ = arena_.take<float>(Math::kGroup * kBlock);
     group_ = arena_.take<char>(Math::group_bytes());
@@ -105,29 +108,35 @@ class Worker {
 
   // All splits of a tile.
   void run(const Tile& tile) {
-    start(tile);
-    const Partial state(state_, padded_, stride_), folded(folded_, padded_, stride_);
-    if (tile.splits() == 0) state.clear(padded_, stride_);
+    padded_ = Math::padded_rows(tile.rows);
+    const Partial state(state_, padded_, stride_);
     for (std::int64_t s = 0; s < tile.splits(); ++s) {
-      const bool fresh = s == 0;
-      attend(tile, tile.first_split() + s, fresh ? folded : state);
-      if (!fresh) folded.fold(state, tile.rows, stride_);
+      for (std::int64_t h = 0; h < tile.heads; ++h) {
+        attend(tile, h, s, s == 0 ? folded(h) : state);
+        if (s > 0) folded(h).fold(state, tile.rows, stride_);
+      }
     }
-    finish(tile, tile.splits() == 0 ? state : folded);
+    for (std::int64_t h = 0; h < tile.heads; ++h) {
+      if (tile.splits() == 0) folded(h).clear(padded_, stride_);
+      finish(tile, h, folded(h));
+    }
   }
 
   // Some splits of a tile; the last item that arrives folds all of them.
   void run(Tile& tile, std::int64_t item) {
-    start(tile);
-    const std::int64_t last = at_most((item + 1) * tile.run, tile.splits());
-    keys_end_ = at_most(tile.end, (tile.first_split() + last) * kSplit);
-    const auto partial = [&](std::int64_t s) {
-      return Partial(tile.partials + s * Partial::bytes(padded_, stride_), padded_, stride_);
+    padded_ = Math::padded_rows(tile.rows);
+    const auto partial = [&](std::int64_t s, std::int64_t h) {
+      return Partial(tile.partials + (s * tile.heads + h) * Partial::bytes(padded_, stride_), padded_, stride_);
     };
-    for (std::int64_t s = item * tile.run; s < last; ++s) attend(tile, tile.first_split() + s, partial(s));
+    const std::int64_t last = at_most((item + 1) * tile.run, tile.splits());
+    for (std::int64_t s = item * tile.run; s < last; ++s) {
+      for (std::int64_t h = 0; h < tile.heads; ++h) attend(tile, h, s, partial(s, h));
+    }
     if (__atomic_sub_fetch(&tile.unfinished, 1, __ATOMIC_ACQ_REL) != 0) return;
-    for (std::int64_t s = 1; s < tile.splits(); ++s) partial(0).fold(partial(s), tile.rows, stride_);
-    finish(tile, partial(0));
+    for (std::int64_t h = 0; h < tile.heads; ++h) {
+      for (std::int64_t s = 1; s < tile.splits(); ++s) partial(0, h).fold(partial(s, h), tile.rows, stride_);
+      finish(tile, h, partial(0, h));
+    }
   }
 
   static std::size_t partial_bytes(const PagedAttention& p, std::int64_t rows) {
@@ -145,11 +154,13 @@ class Worker {
     const char *packed_keys, *packed_values;
   };
 
+  Partial folded(std::int64_t head) const {
+    return Partial(folded_ + head * Partial::bytes(padded_, stride_), padded_, stride_);
+  }
+
   std::int64_t group_size() const { return p_.num_q_heads / p_.num_kv_heads; }
 
   void start(const Tile& tile) {
-    padded_ = Math::padded_rows(tile.rows);
-    keys_end_ = tile.end;
     upcoming_start_ = -1;
     const Sequence sequence(p_, tile.sequence);
     seen_by_all_begin_ = 0;
@@ -175,18 +186,22 @@ class Worker {
     char* packed = queries_;
     for (std::int64_t i = 0; i < tile.queries; ++i) {
       const T* q = static_cast<const T*>(p_.q) + (sequence.row + tile.query + i) * p_.q_token_stride;
-      for (std::int64_t h = tile.head * heads; h < (tile.head + 1) * heads; ++h, packed += bytes) {
+      for (std::int64_t h = head_ * heads; h < (head_ + 1) * heads; ++h, packed += bytes) {
         Math::pack_query(q + h * p_.q_head_stride, p_.k.dim, packed);
       }
     }
     __builtin_memset(packed, 0, (padded_ - tile.rows) * bytes);
   }
 
-  // One split into `state`.
-  void attend(const Tile& tile, std::int64_t split, const Partial& state) {
+  // One head and split, both counted from the tile's first, into `state`.
+  void attend(const Tile& tile, std::int64_t head, std::int64_t number, const Partial& state) {
+    head_ = tile.head + head;
+    const std::int64_t split = tile.first_split() + number;
+    keys_end_ = at_most(tile.end, (split + 1) * kSplit);
+    start(tile);
     state.clear(padded_, stride_);
     for (std::int64_t r = 0; r < tile.rows; ++r) store(sums_ + r * kLanes, f32x16{});
-    const std::int64_t begin = at_least(tile.begin, split * kSplit), end = at_most(tile.end, (split + 1) * kSplit);
+    const std::int64_t begin = at_least(tile.begin, split * kSplit), end = keys_end_;
     // Few rows use a block while it is in the first-level cache; many share what was packed.
     const std::int64_t at_once = kBlock * (tile.rows <= Math::kGroup ? 1 : most_blocks_);
     for (std::int64_t at = begin / kBlock * kBlock; at < end; at += at_once) {
@@ -238,7 +253,7 @@ class Worker {
   void find_block(const Sequence& sequence, const Tile& tile, std::int64_t at, BlockRows<kBlock>& rows) {
     const auto find = [&](std::int64_t start, BlockRows<kBlock>& found) {
       const std::int64_t begin = at_least(start, tile.begin), end = at_most(start + kBlock, keys_end_);
-      find_rows(p_, sequence.table, tile.head, start, begin, end, found);
+      find_rows(p_, sequence.table, head_, start, begin, end, found);
     };
     if (upcoming_start_ == at) rows = *upcoming_;
     else find(at, rows);
@@ -261,7 +276,7 @@ class Worker {
     const char* q = queries_ + r * Math::query_bytes(p_.k.dim);
     Math::scores(q, count, block.packed_keys, block.from, block.to, p_.k.dim, products_);
     LogitRule rule{};
-    rule.scale = p_.scale * head_factor(p_.k.scales, tile.head) * (p_.softcap == 0.0f ? kLog2e : 1.0f);
+    rule.scale = p_.scale * head_factor(p_.k.scales, head_) * (p_.softcap == 0.0f ? kLog2e : 1.0f);
     rule.softcap = p_.softcap;
     rule.k_factor = has_slot_factors(p_.k.scales) ? block.rows.k_factor : nullptr;
     rule.v_factor = has_slot_factors(p_.v.scales) ? block.rows.v_factor : nullptr;
@@ -269,7 +284,7 @@ class Worker {
     float turns[Math::kGroup];
     std::uint64_t seen[Math::kGroup][kBlock / 64];
     for (int i = 0; i < count; ++i) {
-      const std::int64_t query = (r + i) / heads, head = tile.head * heads + (r + i) % heads;
+      const std::int64_t query = (r + i) / heads, head = head_ * heads + (r + i) % heads;
       const Span& span = spans_[query];
       for (int w = 0; w < kBlock / 64; ++w) {
         if (i > 0 && query == (r + i - 1) / heads) seen[i][w] = seen[i - 1][w];
@@ -303,7 +318,8 @@ class Worker {
     }
   }
 
-  void finish(const Tile& tile, const Partial& state) {
+  void finish(const Tile& tile, std::int64_t head, const Partial& state) {
+    head_ = tile.head + head;
     switch (p_.dtype) {
       case Dtype::f16: return finish_as<Half>(tile, state);
       case Dtype::bf16: return finish_as<Bfloat16>(tile, state);
@@ -314,10 +330,10 @@ class Worker {
   template <class T>
   void finish_as(const Tile& tile, const Partial& state) {
     const std::int64_t heads = group_size();
-    const float v_factor = head_factor(p_.v.scales, tile.head);
+    const float v_factor = head_factor(p_.v.scales, head_);
     const std::int64_t token = p_.query_start[tile.sequence] + tile.query;
     for (std::int64_t r = 0; r < tile.rows; ++r) {
-      const std::int64_t head = tile.head * heads + r % heads, t = token + r / heads;
+      const std::int64_t head = head_ * heads + r % heads, t = token + r / heads;
       const float sink = p_.sinks ? p_.sinks[head] : -__builtin_inff();
       float m = state.m[r], total = state.sum[r], keep = 1.0f;
       float lse = sink;
@@ -351,6 +367,7 @@ class Worker {
   BlockRows<kBlock>* upcoming_;  // of the block that starts at upcoming_start_
   std::int64_t upcoming_start_ = -1;
   std::int64_t keys_end_ = 0;    // of what is being worked on
+  std::int64_t head_ = 0;    // that is being worked on
   std::int64_t padded_ = 0;  // rows
   std::int64_t seen_by_all_begin_ = 0, seen_by_all_end_ = 0;
 };
