@@ -83,7 +83,7 @@ class Implementation:
     """One backend's form of an operation. `run` takes the operation's arguments and, last, `out`."""
 
     run: Callable[..., Any]
-    supports: Callable[..., Support]
+    supports: Callable[..., Support] | None  # None: it supports every request
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Operation:
             backend = forced_backend()
         if backend is None:
             for implementation in self._automatic.get(device) or self._load_automatic(device):
-                if implementation.supports(*args).supported:
+                if implementation.supports is None or implementation.supports(*args).supported:
                     return implementation.run
             raise UnsupportedError(self.name, None, self.answers(device, *args))
         if backend is _QUERY:
@@ -176,7 +176,7 @@ class Operation:
         eligible = DEVICES.get(backend)
         if eligible is not None and device.type not in eligible:
             return no(f"the tensors are on {device.type}", f"tensors on {' or '.join(eligible)}")
-        return implementation.supports(*args)
+        return YES if implementation.supports is None else implementation.supports(*args)
 
     def register(self, backend: str, implementation: Implementation) -> None:
         """Enters a backend's implementation into the table."""
@@ -208,7 +208,7 @@ class Operation:
         function = _REFERENCE.get(self.name)
         if function is None:
             return no("no reference is installed", "kernels.dispatch.install_reference(reference.OPERATIONS)")
-        self.register("reference", Implementation(_writing_out(function), lambda *args: YES))
+        self.register("reference", Implementation(_writing_out(function), None))
         return YES
 
 
@@ -231,8 +231,8 @@ def _writing_out(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def implements(operation: str, backend: str, supports: Callable[..., Support]) -> Callable[[_F], _F]:
-    """Registers the decorated function as `backend`'s form of `operation`."""
+def implements(operation: str, backend: str, supports: Callable[..., Support] | None = None) -> Callable[[_F], _F]:
+    """Registers the decorated function as `backend`'s form of `operation`; without `supports`, of every request."""
 
     def register(function: _F) -> _F:
         _OPERATIONS[operation].register(backend, Implementation(function, supports))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .. import _cpu
-from ..dispatch import YES, Support, implements
+from ..dispatch import implements
 from ..dtypes import CODES
 
 Scale = float | torch.Tensor | None
@@ -15,10 +15,6 @@ ScaleNumbers = tuple[
     float, int, int, int, int
 ]  # a number; the address of others, and their page, slot and head strides
 _UNSCALED: ScaleNumbers = (1.0, 0, 0, 0, 0)
-
-
-def _always(*args: Any) -> Support:
-    return YES
 
 
 def _scale_numbers(scale: Scale) -> ScaleNumbers:
@@ -36,7 +32,7 @@ def _address(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-@implements("paged_attention", "cpu", supports=_always)
+@implements("paged_attention", "cpu")
 def paged_attention(
     q: torch.Tensor,
     k_pages: torch.Tensor,
@@ -96,7 +92,7 @@ def paged_attention(
     )
 
 
-@implements("append_kv", "cpu", supports=_always)
+@implements("append_kv", "cpu")
 def append_kv(
     k: torch.Tensor,
     v: torch.Tensor | None,
@@ -131,7 +127,7 @@ def _append_rows(rows: torch.Tensor | None, pages: torch.Tensor | None, scale: S
     return (rows.data_ptr(), *rows.stride()[:2]), where, _scale_numbers(scale), written
 
 
-@implements("merge_attention", "cpu", supports=_always)
+@implements("merge_attention", "cpu")
 def merge_attention(
     outs: tuple[torch.Tensor, ...], lses: tuple[torch.Tensor, ...], out: tuple[torch.Tensor, torch.Tensor]
 ) -> None:

@@ -275,7 +275,7 @@ def _check_norm(
     if (
         shape
         and dtype in FLOATS
-        and x.stride()[-1] == 1
+        and (x.is_contiguous() or x.stride()[-1] == 1)
         and weight.shape == (shape[-1],)
         and weight.dtype in FLOATS
         and weight.is_contiguous()
@@ -352,7 +352,7 @@ def _rotary_shapes_fit(
 
 def _check_gated(x: torch.Tensor, out: torch.Tensor | None) -> tuple[int, ...]:
     shape, dtype = x.shape, x.dtype
-    if not (shape and shape[-1] % 2 == 0 and dtype in FLOATS and x.stride()[-1] == 1):
+    if not (shape and shape[-1] % 2 == 0 and dtype in FLOATS and (x.is_contiguous() or x.stride()[-1] == 1)):
         checks.dtype("x", x, FLOATS)
         if not shape or shape[-1] % 2:
             raise ValueError(

@@ -2,42 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from .. import _cpu
-from ..dispatch import YES, Support, implements
+from ..dispatch import implements
 from ..dtypes import CODES
 from ..quantized import QuantizedWeight
 from ..rows import as_rows, write_rows
 from ..weights import weight_arguments
 
 
-def _always(*args: Any) -> Support:
-    return YES
-
-
-@implements("rms_norm", "cpu", supports=_always)
+@implements("rms_norm", "cpu")
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, weight_offset: float, out: torch.Tensor) -> None:
-    if x.dim() != 2:
+    shape = x.shape
+    if len(shape) != 2:
         source = as_rows(x)
         return write_rows(out, lambda target: rms_norm(source, weight, eps, weight_offset, target))
+    rows, columns = shape
     _cpu.rms_norm(
-        *x.shape,
+        rows,
+        columns,
         x.data_ptr(),
-        x.stride()[0],
+        columns if x.is_contiguous() else x.stride()[0],  # asking for the strides takes longer
         weight.data_ptr(),
         eps,
         weight_offset,
         out.data_ptr(),
-        out.stride()[0],
+        columns if out.is_contiguous() else out.stride()[0],
         CODES[x.dtype],
         CODES[weight.dtype],
     )
 
 
-@implements("fused_add_rms_norm", "cpu", supports=_always)
+@implements("fused_add_rms_norm", "cpu")
 def fused_add_rms_norm(
     x: torch.Tensor,
     residual: torch.Tensor,
@@ -75,7 +72,7 @@ def _heads(x: torch.Tensor) -> tuple[int, int, int, int]:
     return (x.data_ptr(), x.shape[1], token_stride, head_stride)
 
 
-@implements("rotary", "cpu", supports=_always)
+@implements("rotary", "cpu")
 def rotary(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -108,31 +105,34 @@ _ACTIVATIONS = {"silu": 0, "tanh": 1, "none": 2}
 
 
 def _gated(x: torch.Tensor, activation: str, out: torch.Tensor) -> None:
-    if x.dim() != 2:
+    shape = out.shape
+    if len(shape) != 2:
         source = as_rows(x)
         return write_rows(out, lambda target: _gated(source, activation, target))
+    rows, columns = shape
     _cpu.gated_activation(
-        *out.shape,
+        rows,
+        columns,
         x.data_ptr(),
-        x.stride()[0],
+        2 * columns if x.is_contiguous() else x.stride()[0],
         out.data_ptr(),
-        out.stride()[0],
+        columns if out.is_contiguous() else out.stride()[0],
         _ACTIVATIONS[activation],
         CODES[x.dtype],
     )
 
 
-@implements("silu_and_mul", "cpu", supports=_always)
+@implements("silu_and_mul", "cpu")
 def silu_and_mul(x: torch.Tensor, out: torch.Tensor) -> None:
     _gated(x, "silu", out)
 
 
-@implements("gelu_and_mul", "cpu", supports=_always)
+@implements("gelu_and_mul", "cpu")
 def gelu_and_mul(x: torch.Tensor, approximate: str, out: torch.Tensor) -> None:
     _gated(x, approximate, out)
 
 
-@implements("embedding", "cpu", supports=_always)
+@implements("embedding", "cpu")
 def embedding(
     ids: torch.Tensor,
     weight: torch.Tensor | QuantizedWeight,

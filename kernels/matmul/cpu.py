@@ -5,18 +5,14 @@ from __future__ import annotations
 import torch
 
 from .. import _cpu
-from ..dispatch import YES, Support, implements
+from ..dispatch import implements
 from ..dtypes import CODES
 from ..quantized import QuantizedWeight
 from ..rows import as_rows, write_rows
 from ..weights import weight_arguments
 
 
-def _supports(x: torch.Tensor, w: QuantizedWeight | torch.Tensor, bias: torch.Tensor | None) -> Support:
-    return YES
-
-
-@implements("quantized_matmul", "cpu", supports=_supports)
+@implements("quantized_matmul", "cpu")
 def quantized_matmul(
     x: torch.Tensor, w: QuantizedWeight | torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
 ) -> None:
