@@ -17,7 +17,7 @@ run = $(VENV)/bin/python
 help:
 	@echo "make demo     sets up .venv, builds, and answers a prompt (PROMPT=\"...\")"
 	@echo "make test     sets up .venv, builds, and runs every test (ARGS=\"...\" for pytest)"
-	@echo "make lint     ruff and mypy"
+	@echo "make lint     ruff, mypy, and whether results/ has become stale"
 	@echo "make build    builds the native modules beside the Python files"
 	@echo "make gpu      on a machine with an NVIDIA GPU: tests, comparison with the emulator, benchmarks"
 	@echo "make clean    removes what was built; .venv stays"
@@ -44,6 +44,7 @@ lint: env
 	$(run) -m ruff check .
 	$(run) -m ruff format --check .
 	$(run) -m mypy
+	$(run) -m bench.report --check
 
 format: env
 	$(run) -m ruff format .

@@ -191,6 +191,17 @@ def plot(device: str, benches: dict[str, dict[str, Any]]) -> str | None:
     return roofline(f"{device}: rows under the measured roofs", points, 1e9 * ceilings["read"]["value"], peaks)
 
 
+def unmeasured(results: Results) -> str:
+    """The device backends of which no row exists, in a sentence; empty where each has one."""
+    measured = {
+        row["variant"] for benches in results.values() for content in benches.values() for row in content["rows"]
+    }
+    missing = [backend for backend in ("triton", "cuda") if backend not in measured]
+    if not missing:
+        return ""
+    return f"Not measured: {' and '.join(missing)}, for want of a GPU. `make gpu` measures them where there is one."
+
+
 def generate(folder: Path, readme: Path) -> dict[Path, str]:
     """What the report's files should hold.
 
@@ -206,6 +217,8 @@ def generate(folder: Path, readme: Path) -> dict[Path, str]:
     everything = [line for device, benches in results.items() for line in summary(device, benches)]
     brief = table(SUMMARY_HEAD, everything, left=4) if everything else "Nothing has been measured yet."
     lines += [brief, ""]
+    missing = unmeasured(results)
+    lines += [missing, ""] if missing else []
     for device, benches in results.items():
         lines += [f"## {device}", ""]
         drawn = plot(device, benches)
@@ -220,7 +233,7 @@ def generate(folder: Path, readme: Path) -> dict[Path, str]:
         raise ResultsError(f"{readme} has one of the markers {BEGIN} and {END}, and should have both or neither")
     if BEGIN in text:
         before, _, rest = text.partition(BEGIN)
-        note = f"{LEGEND} All rows: [results](results/README.md)."
+        note = " ".join(part for part in (LEGEND, missing, "All rows: [results](results/README.md).") if part)
         files[readme] = f"{before}{BEGIN}\n\n{brief}\n\n{note}\n\n{END}{rest.partition(END)[2]}"
     return files
 

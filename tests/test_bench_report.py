@@ -219,3 +219,12 @@ def test_titles_are_escaped():
     drawn = roofline("a < b & c", [Point(1.0, 1e9, "op", "x < y")], 1e9, {"bf16": 1e10})
     assert ElementTree.fromstring(drawn) is not None
     assert "a &lt; b &amp; c" in drawn
+
+
+def test_what_no_gpu_has_measured_is_said():
+    def results(*variants):
+        return {"device": {"layers": {"rows": [{"variant": variant} for variant in variants]}}}
+
+    assert report.unmeasured(results("cpu")).startswith("Not measured: triton and cuda, for want of a GPU.")
+    assert report.unmeasured(results("cpu", "triton")).startswith("Not measured: cuda, ")
+    assert report.unmeasured(results("triton", "cuda")) == ""
