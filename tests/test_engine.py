@@ -512,13 +512,15 @@ def test_only_rows_that_are_asked_for_reach_the_output_matrix(llama):
 
 
 MEASURE = """
-import json, resource, sys, time
+import json, sys, time
 import engine.engine
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def peak_kib():  # of this program alone: the resource usage also counts the process that it was forked from
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+before = peak_kib()
 start = time.perf_counter()
 found = engine.engine.Engine.load(sys.argv[1])
 seconds = time.perf_counter() - start
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+peak = peak_kib() - before
 print(json.dumps([seconds, peak * 1024, found.cache.nbytes]))
 """
 
@@ -530,4 +532,4 @@ def test_loading_takes_little_memory(smollm2_path, capsys):
     seconds, peak, cache = json.loads(done.stdout)
     with capsys.disabled():
         print(f"\nloaded in {seconds:.2f} s, peak memory {peak / 1e6:.0f} MB, KV pool of {cache / 1e6:.0f} MB")
-    assert peak <= 1.3 * smollm2_path.stat().st_size
+    assert 0 < peak <= 1.3 * smollm2_path.stat().st_size

@@ -305,13 +305,15 @@ def test_smollm2(smollm2_path):
 
 
 MEASURE = """
-import json, resource, sys, time
+import json, sys, time
 import engine.weights
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def peak_kib():  # of this program alone: the resource usage also counts the process that it was forked from
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+before = peak_kib()
 start = time.perf_counter()
 checkpoint = engine.weights.load_gguf(sys.argv[1])
 seconds = time.perf_counter() - start
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+peak = peak_kib() - before
 print(json.dumps([seconds, peak * 1024]))
 """
 
@@ -322,7 +324,7 @@ def test_loading_takes_little_memory(smollm2_path, capsys):
     seconds, peak = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     with capsys.disabled():
         print(f"\nloaded the file in {seconds:.2f} s, peak memory {peak / 1e6:.0f} MB")
-    assert peak <= 1.3 * smollm2_path.stat().st_size
+    assert 0 < peak <= 1.3 * smollm2_path.stat().st_size
 
 
 def test_the_file_is_never_written_to(tmp_path):
