@@ -13,7 +13,6 @@ import importlib.util
 import itertools
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.cubin import Figures, read
+from bindings.modules import nvcc
 from kernels import jit
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -90,12 +90,6 @@ def triton_kernel(configuration: Any, capability: int, instructions: bool = True
     figures = cached_figures(cubin, instructions and capability in TRITON_DISASSEMBLED)[symbol]
     threads = 32 * configuration.num_warps
     return Kernel("triton", configuration.name, f"sm_{capability}", figures, threads, shared)
-
-
-def nvcc() -> str | None:
-    """The compiler of the toolkit, if there is one."""
-    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
-    return shutil.which("nvcc") or shutil.which("nvcc", path=str(Path(home) / "bin"))
 
 
 def cuda_kernels(file: Path, architecture: str, root: Path | None = None) -> list[Kernel]:

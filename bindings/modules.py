@@ -54,28 +54,29 @@ def emulator_module(name: str, variant: str, kernels: list[Path]) -> Module:
     return Module(name, tuple(units), (*chosen.link, "-pthread"))
 
 
-def _nvcc() -> str | None:
+def nvcc() -> str | None:
+    """The CUDA toolkit's compiler, on the path or under CUDA_HOME, if there is one."""
     home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
     return shutil.which("nvcc") or shutil.which("nvcc", path=str(Path(home) / "bin"))
 
 
 def cuda_module() -> Module | Skipped:
     """`_cuda`: the CUDA kernels for a device."""
-    nvcc = _nvcc()
-    if nvcc is None:
+    compiler = nvcc()
+    if compiler is None:
         return Skipped(
             "_cuda",
             "nvcc was found neither on the path nor under CUDA_HOME. Where CuPy is installed, the CUDA kernels are "
             "compiled at run time instead",
         )
     host = ("-ccbin", cxx()[0], "-Xcompiler", "-fPIC,-fvisibility=hidden")
-    common = (nvcc, "-std=c++17", "-O3", *host, f"-I{ROOT / 'csrc'}", f"-I{ROOT}")
+    common = (compiler, "-std=c++17", "-O3", *host, f"-I{ROOT / 'csrc'}", f"-I{ROOT}")
     targets = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in CUDA_ARCHITECTURES]
     targets.append("-gencode=arch=compute_90,code=compute_90")
     units = [Unit(source, (*common, "-lineinfo", *targets)) for source in emulator.kernel_sources()]
     # By nvcc as well, which knows where its own headers are.
     units.append(Unit(ROOT / "bindings" / "cuda.cpp", (*common, *_python_flags("_cuda"))))
-    return Module("_cuda", tuple(units), ("-cudart", "static"), (nvcc, *host))
+    return Module("_cuda", tuple(units), ("-cudart", "static"), (compiler, *host))
 
 
 def package_modules() -> list[Module | Skipped]:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from bindings.modules import nvcc
 from csrc.emulator.toolchain import BASE, ROOT, cuda_include, include_flags
 from tests.emulator.build import CACHE
 from tests.emulator.launching import SELFTEST
 
 ARCHITECTURES = {"sm_80": "compute_80", "sm_90a": "compute_90a"}
 HEADERS = sorted((ROOT / "csrc" / "cuda" / "ptx").glob("*.cuh"))
-NVCC = shutil.which("nvcc") or shutil.which(os.path.join(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin", "nvcc"))
+NVCC = nvcc()
 
 
 def cached(name: str, options: list[str]) -> Path:
