@@ -26,8 +26,6 @@ CACHED = 1 << 20  # bytes that a case moves, up to which it stays within a core'
 MODELS = {"smollm2": (576, 1536, 9, 3, 64), "llama-8b": (4096, 14336, 32, 8, 128)}
 VOCABULARY = {"smollm2": 49152, "llama-8b": 128256}
 
-Make = Callable[[int, Settings], list[Any]]
-
 
 def _rounds(settings: Settings, nbytes: int) -> int:
     return 1 if nbytes <= CACHED else settings.copies(nbytes)

@@ -25,11 +25,6 @@ class BlockFormat:
     block_size: int
     block_bytes: int
 
-    @property
-    def bits_per_weight(self) -> float:
-        """Storage in bits per weight, scales included."""
-        return 8 * self.block_bytes / self.block_size
-
 
 # Sizes as in GGML's block structs: scales in float16 (MXFP4: one e8m0 byte), then high bits, then packed integers.
 FORMATS: dict[str, BlockFormat] = {
