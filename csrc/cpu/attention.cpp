@@ -6,6 +6,8 @@
 // D = Dv = 128, keeps up. Prefill computes 2 * (D + Dv) flops a score: at 512 products a cycle and core on the tile units
 // (D + Dv) / 512 cycles, half a cycle for D = Dv = 128; the softmax of a score takes some 12 instructions in vectors of
 // sixteen, of which two issue in a cycle: 0.4 cycles. In float32, at 32 products a cycle, (D + Dv) / 32 bound it.
+// These are bounds from counting instructions. What was measured lies far from them (results/): decode at a fifth of the
+// read bandwidth, prefill at a tenth of the tile units' rate.
 //
 // A unit of work is a tile (attention/tile.h), or one split of its keys where tiles alone would leave threads without
 // work: long decode. Blocks and splits lie at fixed positions, and rows share no arithmetic, so a row's bits depend

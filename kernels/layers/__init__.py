@@ -1,8 +1,9 @@
 """The small operations between the matrix products: norms, rotary embedding, gated activations, token embedding.
 
 All of them are bound by memory: each element is read and written once. Arithmetic is float32 whatever the tensors'
-dtype, and is rounded once, when the result is stored. A row's result depends on nothing but the row, so a NaN stays in
-its row and the batch does not matter, bit for bit.
+dtype, and is rounded once, when the result is stored. A row's result does not depend on other rows, so a NaN stays in
+its row and the batch does not matter, bit for bit. On `cuda` the order of a norm's sum does depend on whether all rows
+are aligned for 16-byte accesses, so the last bit of a strided tensor's norm may differ from that of its copy.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
 // registers as floats between the sum and the store; the launch policy picks blockDim.x so that rarely more remain, which
 // are read a second time, from L1 or L2. Nothing is written before the whole row has been read, so out may be x.
 //
-// Batch: the order of the sum depends on D alone: a thread's packs in order, then lanes, then warps.
+// Batch: the order of the sum depends on D and kWidth alone: a thread's packs in order, then lanes, then warps.
 //
 // Shared memory: one float a warp (128 bytes).
 #pragma once
