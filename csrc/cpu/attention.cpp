@@ -47,20 +47,22 @@ std::int64_t count_tiles(const PagedAttention& p) {
   return count * p.num_kv_heads;
 }
 
-// Few rows that stand at one place leave nothing to share but the memory's pages: there a tile takes all key heads,
-// where the splits of such tiles are enough for all threads.
-bool heads_together(const PagedAttention& p, std::int64_t few_rows, int threads) {
+// Few rows that stand at one place leave nothing to share but the memory's pages: there a tile takes as many key heads as
+// leave two splits or more for each thread. Memory that is read in short pieces comes at half the speed.
+std::int64_t heads_of_tile(const PagedAttention& p, std::int64_t few_rows, int threads) {
   std::int64_t splits = 0;
   for (std::int64_t b = 0; b < p.sequences; ++b) {
     const std::int64_t queries = p.query_start[b + 1] - p.query_start[b];
     if (queries * (p.num_q_heads / p.num_kv_heads) <= few_rows) splits += (p.seq_lens[b] + kSplit - 1) / kSplit;
   }
-  return splits >= 2 * threads || threads == 1;
+  if (threads == 1 || splits == 0) return p.num_kv_heads;
+  const std::int64_t parts = (2 * threads + splits - 1) / splits;
+  return at_least(1, p.num_kv_heads / parts);
 }
 
 Plan cut(const PagedAttention& p, Tile* tiles, std::int64_t few_rows, int threads) {
   const std::int64_t together = queries_of_tile(p), heads = p.num_q_heads / p.num_kv_heads;
-  const bool all_heads = heads_together(p, few_rows, threads);
+  const std::int64_t together_heads = heads_of_tile(p, few_rows, threads);
   Plan plan{tiles, 0, 0, 0, 1, 0, 0};
   for (std::int64_t b = 0; b < p.sequences; ++b) {
     const Sequence sequence(p, b);
@@ -80,9 +82,10 @@ Plan cut(const PagedAttention& p, Tile* tiles, std::int64_t few_rows, int thread
       if (tile.end == 0) tile.begin = 0;
       plan.most_rows = at_least(plan.most_rows, tile.rows);
       plan.most_queries = at_least(plan.most_queries, tile.queries);
-      tile.heads = all_heads && tile.rows <= few_rows ? p.num_kv_heads : 1;
-      plan.most_heads = at_least(plan.most_heads, tile.heads);
+      const std::int64_t most = tile.rows <= few_rows ? together_heads : 1;
+      plan.most_heads = at_least(plan.most_heads, most);
       for (tile.head = 0; tile.head < p.num_kv_heads; tile.head += tile.heads) {
+        tile.heads = at_most(most, p.num_kv_heads - tile.head);
         plan.work += work_of(tile);
         plan.tiles[plan.count++] = tile;
       }

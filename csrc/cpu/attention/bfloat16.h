@@ -1,72 +1,32 @@
 // Both products on the tile units, for bfloat16 queries and pages whose elements are bfloat16 numbers: bf16, fp8, int8.
 //
-// Products of bfloat16 numbers are exact, and summed in float32. Keys become tiles of 16 keys by 32 dimensions in which
-// dimensions 2 j and 2 j + 1 of a key lie side by side in row j, values tiles of 32 keys by 16 columns in which keys are
-// paired so. Weights are rounded to bfloat16. What a tile instruction gives for a row does not depend on the others.
+// Products of bfloat16 numbers are exact, and summed in float32; weights are rounded to bfloat16. What a tile instruction
+// gives for an element depends neither on the others nor on which operand comes first.
+//
+// Values become tiles of 32 keys by 16 columns in which keys 2 j and 2 j + 1 lie side by side in row j. Where many rows
+// share what is packed, keys become tiles of 16 keys by 32 dimensions likewise. For few rows that would cost more than
+// the products: there the keys come first, with rows as they lie in the pages, and the queries are what is paired.
 #pragma once
 
 #if defined(__AMX_TILE__) && defined(__x86_64__)
 
-#include "cpu/attention/float32.h"
+#include "cpu/attention/bfloat16_rows.h"
 #include "cpu/runtime/amx.h"
 
 namespace tw::TW_ISA {
 namespace {
 
 constexpr std::int64_t kTileBytes = 1024;
-constexpr int kPair = 32;  // bfloat16 numbers in a row of a tile
+constexpr int kTileFloats = 256;
 
 // GCC's tile intrinsics don't say that they read memory.
 inline void publish() { __asm__ volatile("" : : : "memory"); }
 
-// 32 elements as bfloat16, those from `count` on zero.
-inline __mmask32 first_lanes(std::int64_t count) {
-  return count >= kPair ? ~__mmask32{0} : static_cast<__mmask32>((std::uint64_t{1} << count) - 1);
-}
-
-inline __m512i pair_row(const Bfloat16* p, std::int64_t count) {
-  return _mm512_maskz_loadu_epi16(first_lanes(count), p);
-}
-
-inline __m512i rounded(f32x16 low, f32x16 high) {
-  return bit_cast<__m512i>(_mm512_cvtne2ps_pbh(bit_cast<__m512>(high), bit_cast<__m512>(low)));
-}
-
-inline __m512i pair_row(const Int8* p, std::int64_t count) {
-  const __m256i raw = _mm256_maskz_loadu_epi8(first_lanes(count), p);
-  const auto floats = [](__m128i part) { return bit_cast<f32x16>(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(part))); };
-  return rounded(floats(_mm256_castsi256_si128(raw)), floats(_mm256_extracti128_si256(raw, 1)));
-}
-
-inline __m512i pair_row(const E5m2* p, std::int64_t count) {
-  const __m512i half = _mm512_slli_epi16(_mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(first_lanes(count), p)), 8);
-  return rounded(bit_cast<f32x16>(_mm512_cvtph_ps(_mm512_castsi512_si256(half))),
-                 bit_cast<f32x16>(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(half, 1))));
-}
-
-// A normal number's exponent is 120 more in bfloat16; the eight magnitudes below those are looked up.
-inline __m512i pair_row(const E4m3* p, std::int64_t count) {
-  constexpr std::uint16_t kSubnormal[8] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};
-  const __m512i raw = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(first_lanes(count), p));
-  const __m512i magnitude = _mm512_and_si512(raw, _mm512_set1_epi16(0x7f));
-  __m512i v = _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), _mm512_set1_epi16(120 << 7));
-  const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kSubnormal)));
-  v = _mm512_mask_permutexvar_epi16(v, _mm512_cmplt_epu16_mask(magnitude, _mm512_set1_epi16(8)), magnitude, table);
-  v = _mm512_mask_mov_epi16(v, _mm512_cmpeq_epi16_mask(magnitude, _mm512_set1_epi16(0x7f)), _mm512_set1_epi16(0x7fc0));
-  const __m512i sign = _mm512_and_si512(_mm512_slli_epi16(raw, 8), _mm512_set1_epi16(-0x8000));
-  return _mm512_or_si512(v, sign);
-}
-
-template <class T>
-constexpr bool kIsBfloat16 = !(sizeof(T) == sizeof(float));
-template <>
-constexpr bool kIsBfloat16<Half> = false;
-
 struct Bfloat16Tiles {
   static constexpr int kBlock = 128;
+  static constexpr int kChunk = 64;
   static constexpr int kGroup = 32;
-  static constexpr Precision kPrecision = Precision::bfloat16;
-  static constexpr float kSlack = 8.0f;
+  static constexpr bool kPairsQueries = true;
   static constexpr int kSteps = kBlock / kPair;  // tiles of values along the keys
 
   static std::int64_t padded(std::int64_t dim) { return (dim + kPair - 1) / kPair * kPair; }
@@ -75,7 +35,9 @@ struct Bfloat16Tiles {
   static std::size_t query_bytes(std::int64_t dim) { return 2 * padded(dim); }
   static std::size_t key_bytes(std::int64_t dim) { return 2 * kBlock * padded(dim); }
   static std::size_t value_bytes(std::int64_t dim) { return 2 * kBlock * padded(dim); }
-  static std::size_t group_bytes() { return 2 * kGroup * kBlock; }  // weights in bfloat16
+  static std::size_t weight_bytes() { return 2 * kBlock; }  // of a row
+  // Results of eight tiles and 32 rows of keys, or values of a chunk in four columns of tiles.
+  static std::size_t few_bytes(std::int64_t dim, std::int64_t) { return 8 * kTileBytes + 2 * kPair * padded(dim); }
 
   static void enter() {
     TileConfig config;
@@ -96,18 +58,40 @@ struct Bfloat16Tiles {
     }
   }
 
+  // Packed rows, a multiple of sixteen, as tiles of 32 dimensions by 16 rows.
+  static void pair_queries(const void* packed, std::int64_t rows, std::int64_t dim, void* paired) {
+    const std::int64_t steps = padded(dim) / kPair;
+    const float* from = static_cast<const float*>(packed);
+    float* tile = static_cast<float*>(paired);
+    for (std::int64_t r = 0; r < rows; r += kLanes) {
+      for (std::int64_t s = 0; s < steps; ++s, tile += kTileFloats) {
+        f32x16 v[kLanes];
+        for (int i = 0; i < kLanes; ++i) v[i] = load(from + (r + i) * steps * kLanes + s * kLanes);
+        transpose(v);
+        for (int i = 0; i < kLanes; ++i) store(tile + i * kLanes, v[i]);
+      }
+    }
+  }
+
+  static float softmax(float* products, const std::uint64_t (&visible)[kBlock / 64], const LogitRule& rule,
+                       RowState state, void* weights) {
+    return softmax_to_bfloat16<kBlock>(products, visible, rule, 8.0f, state, static_cast<Bfloat16*>(weights));
+  }
+
+  static float weight(const float*, const void* weights, int key) {
+    const std::uint32_t bits = static_cast<const Bfloat16*>(weights)[key].bits;
+    return bit_cast<float>(bits << 16);
+  }
+
   template <class T>
-  static void pack_keys(const BlockRows<kBlock>& rows, int from, int to, std::int64_t dim, void* packed) {
+  static void pack_keys(const char* const* rows, int from, int to, std::int64_t dim, void* packed) {
     if constexpr (kIsBfloat16<T>) {
       const std::int64_t steps = padded(dim) / kPair;
       for (int key = from / kLanes * kLanes; key < to; key += kLanes) {
         char* tile = static_cast<char*>(packed) + key / kLanes * steps * kTileBytes;
         for (std::int64_t d = 0; d < dim; d += kPair, tile += kTileBytes) {
           f32x16 v[kLanes];
-          for (int i = 0; i < kLanes; ++i) {
-            v[i] = bit_cast<f32x16>(pair_row(elements<T>(rows.k[key + i]) + d, dim - d));
-            if (rows.next) ask_for(rows.next->k[key + i] + d * sizeof(T));
-          }
+          for (int i = 0; i < kLanes; ++i) v[i] = bit_cast<f32x16>(pair_row(elements<T>(rows[key + i]) + d, dim - d));
           transpose(v);
           for (int i = 0; i < kLanes; ++i) store(reinterpret_cast<float*>(tile) + i * kLanes, v[i]);
         }
@@ -116,77 +100,99 @@ struct Bfloat16Tiles {
   }
 
   template <class T>
-  static void pack_values(const BlockRows<kBlock>& rows, int from, int to, std::int64_t dim, bool check, void* packed,
-                          const float**, std::uint64_t (&wild)[kBlock / 64]) {
+  static void pack_values(const char* const* rows, int from, int to, std::int64_t dim, bool check, void* packed,
+                          const float**, std::uint64_t* wild) {
     if constexpr (kIsBfloat16<T>) {
-      const auto row = [&](int key, std::int64_t d) {
-        if (key < from || key >= to) return _mm512_setzero_si512();
-        const __m512i v = pair_row(elements<T>(rows.v[key]) + d, dim - d);
-        if (rows.next) ask_for(rows.next->v[key] + d * sizeof(T));
-        if (!check) return v;
-        const __m512i exponent = _mm512_set1_epi16(0x7f80);
-        const __mmask32 finite = _mm512_cmpneq_epi16_mask(_mm512_and_si512(v, exponent), exponent);
-        if (finite != ~__mmask32{0}) wild[key / 64] |= std::uint64_t{1} << (key % 64);
-        return _mm512_maskz_mov_epi16(finite, v);
-      };
       for (int step = from / kPair; step * kPair < to; ++step) {
         for (std::int64_t d = 0; d < dim; d += kPair) {
           char* tile = static_cast<char*>(packed) + (d / kLanes * kSteps + step) * kTileBytes;
-          for (int j = 0; j < 16; ++j, tile += 64) {
-            // Within 16 bytes at a time: `columns` puts the columns back into their order.
-            const __m512i a = row(step * kPair + 2 * j, d), b = row(step * kPair + 2 * j + 1, d);
-            _mm512_storeu_si512(tile, _mm512_unpacklo_epi16(a, b));
-            _mm512_storeu_si512(tile + kSteps * kTileBytes, _mm512_unpackhi_epi16(a, b));
-          }
+          pair_values<T>(rows, step * kPair, from, to, d, dim, check, tile, kSteps * kTileBytes, wild);
         }
       }
     }
   }
 
-  static void scores(const void* queries, int count, const void* keys, int from, int to, std::int64_t dim,
-                     float* products) {
+  static void scores(const void* queries, int, const void* keys, int from, int to, std::int64_t dim, float* products) {
     publish();
     const std::int64_t steps = padded(dim) / kPair, bytes = padded(dim) * 2;
-    const char* q = static_cast<const char*>(queries);
-    const int columns = count <= 16 ? 4 * kLanes : 2 * kLanes;  // that the accumulators hold
-    for (int key = from / columns * columns; key < to; key += columns) {
+    for (int key = from / kPair * kPair; key < to; key += kPair) {
       const char* k = static_cast<const char*>(keys) + key / kLanes * steps * kTileBytes;
-      if (count <= 16) score_tiles_of_16(q, bytes, k, steps, products + key);
-      else score_tiles_of_32(q, bytes, k, steps, products + key);
+      score_tiles_of_32(static_cast<const char*>(queries), bytes, k, steps, products + key);
     }
   }
 
-  static void weigh(const float* weights, int count, const void* values, const float* const*, int from, int to,
-                    std::int64_t dim, const float* turns, float* o, void* rounded_weights) {
+  static void weigh(const float*, const void* weights, int count, const void* values, const float* const*, int from,
+                    int to, std::int64_t dim, const float* turns, float* o) {
     const std::int64_t stride = padded(dim), tiles = stride / kLanes;
-    Bfloat16* w = static_cast<Bfloat16*>(rounded_weights);
-    for (int r = 0; r < count; ++r) {
-      for (int key = 0; key < kBlock; key += kPair) {
-        const float* row = weights + r * kBlock + key;
-        _mm512_storeu_si512(w + r * kBlock + key, rounded(load(row), load(row + kLanes)));
-      }
-      if (turns[r] == 1.0f) continue;
-      for (std::int64_t d = 0; d < stride; d += kLanes) store(o + r * stride + d, load(o + r * stride + d) * turns[r]);
-    }
+    turn_rows(turns, count, o, stride);
     publish();
     const int first = from / kPair, last = (to + kPair - 1) / kPair;
-    const char* v = static_cast<const char*>(values);
-    if (count > 16) {
-      for (std::int64_t t = 0; t < tiles; t += 2) {
-        weigh_tiles_of_32(w, v + t * kSteps * kTileBytes, first, last, o + t * kLanes, stride);
-      }
-      return;
+    const Bfloat16* w = static_cast<const Bfloat16*>(weights);
+    for (std::int64_t t = 0; t < tiles; t += 2) {
+      const char* v = static_cast<const char*>(values) + t * kSteps * kTileBytes;
+      weigh_tiles_of_32(w, v, first, last, o + t * kLanes, stride);
     }
-    std::int64_t t = 0;
-    for (; t + 4 <= tiles; t += 4) {
-      weigh_tiles_of_16<true>(w, v + t * kSteps * kTileBytes, first, last, o + t * kLanes, stride);
-    }
-    if (t < tiles) weigh_tiles_of_16<false>(w, v + t * kSteps * kTileBytes, first, last, o + t * kLanes, stride);
   }
 
-  static float weight(const float*, const void* rounded_weights, int row, int key) {
-    const std::uint32_t bits = static_cast<const Bfloat16*>(rounded_weights)[row * kBlock + key].bits;
-    return bit_cast<float>(bits << 16);
+  // Products of up to 32 rows of paired queries with the keys [from, to) of a chunk. `regular`: the rows of sixteen keys
+  // lie at equal distances, where all of them are wanted.
+  template <class T>
+  static void few_scores(const char* queries, int count, const char* const* rows, bool regular, int from, int to,
+                         std::int64_t dim, float* products, char* memory) {
+    if constexpr (kIsBfloat16<T>) {
+      const std::int64_t steps = padded(dim) / kPair;
+      float* results = reinterpret_cast<float*>(memory);
+      const int halves = count > kLanes ? 2 : 1, first = from / kPair * kPair;
+      for (int key = first; key < to; key += kPair) {
+        Operand keys[2];
+        for (int half = 0; half < 2; ++half) {
+          const int start = key + half * kLanes;
+          char* copies = memory + 8 * kTileBytes + half * 2 * kLanes * padded(dim);
+          keys[half] = key_operand<T>(rows + start, regular && start >= from && start + kLanes <= to, dim, copies);
+        }
+        publish();
+        float* out = results + key / kLanes * 2 * kTileFloats;
+        if (halves == 1) score_16_queries(queries, keys, steps, out);
+        else score_32_queries(queries, keys, steps, out);
+      }
+      publish();
+      for (int key = first; key < to; key += kLanes) {
+        for (int half = 0; half < halves; ++half) {
+          const float* tile = results + (key / kLanes * 2 + half) * kTileFloats;
+          turn_scores(tile, count - half * kLanes, products + half * kLanes * kBlock + key);
+        }
+      }
+    }
+  }
+
+  // Adds to o the weights of the keys [from, to) of a chunk times their values, after `turns` where they are given.
+  template <class T>
+  static void few_values(const float*, const void* weights, int count, const char* const* rows, int from, int to,
+                         std::int64_t dim, bool check, const float* turns, float* o, char* memory,
+                         std::uint64_t* wild) {
+    if constexpr (kIsBfloat16<T>) {
+      constexpr std::int64_t kFar = kChunk / kPair * kTileBytes;  // from a column of tiles to the next
+      const std::int64_t stride = padded(dim);
+      if (turns) turn_rows(turns, count, o, stride);
+      const Bfloat16* w = static_cast<const Bfloat16*>(weights);
+      const int first = from / kPair, last = (to + kPair - 1) / kPair;
+      for (std::int64_t d = 0; d < stride; d += 2 * kPair) {
+        const int columns = d + kPair < stride ? 4 : 2;
+        for (int step = first; step < last; ++step) {
+          for (int c = 0; c < columns; c += 2) {
+            char* tile = memory + c * kFar + step * kTileBytes;
+            pair_values<T>(rows, step * kPair, from, to, d + c * kLanes, dim, check, tile, kFar, wild);
+          }
+        }
+        publish();
+        for (int r = 0; r < count; r += kLanes) {
+          const Bfloat16* some = w + r * kBlock;
+          if (columns == 4) weigh_tiles_of_16<4>(some, memory, kFar, first, last, o + r * stride + d, stride);
+          else weigh_tiles_of_16<2>(some, memory, kFar, first, last, o + r * stride + d, stride);
+        }
+        publish();
+      }
+    }
   }
 
   // Undoes the order that pack_values leaves: of 32 columns, one tile has those whose number has no 4, one the others.
@@ -207,26 +213,120 @@ struct Bfloat16Tiles {
   }
 
  private:
-  static void score_tiles_of_16(const char* q, std::int64_t q_bytes, const char* k, std::int64_t steps, float* out) {
+  struct Operand {  // of a tile load
+    const char* at;
+    std::int64_t stride;
+  };
+
+  static void turn_rows(const float* turns, int count, float* o, std::int64_t stride) {
+    for (int r = 0; r < count; ++r) {
+      if (turns[r] == 1.0f) continue;
+      for (std::int64_t d = 0; d < stride; d += kLanes) store(o + r * stride + d, load(o + r * stride + d) * turns[r]);
+    }
+  }
+
+  // Values of 32 keys from `key` and 32 columns from `d`, as two tiles `far` apart. Within 16 bytes at a time: `columns`
+  // puts the columns back into their order. Keys beside [from, to) are 0; with `check` so is what is not finite.
+  template <class T>
+  static void pair_values(const char* const* rows, int key, int from, int to, std::int64_t d, std::int64_t dim,
+                          bool check, char* tile, std::int64_t far, std::uint64_t* wild) {
+    const auto store_pair = [&](int j, __m512i a, __m512i b) {
+      _mm512_storeu_si512(tile + j * 64, _mm512_unpacklo_epi16(a, b));
+      _mm512_storeu_si512(tile + j * 64 + far, _mm512_unpackhi_epi16(a, b));
+    };
+    const auto element = [&](int i) { return elements<T>(rows[key + i]) + d; };
+    if (!check && key >= from && key + kPair <= to) {
+#pragma GCC unroll 4
+      for (int j = 0; j < 16; ++j) {
+        store_pair(j, pair_row(element(2 * j), dim - d), pair_row(element(2 * j + 1), dim - d));
+      }
+      return;
+    }
+    const auto row = [&](int i) {
+      if (key + i < from || key + i >= to) return _mm512_setzero_si512();
+      const __m512i v = pair_row(element(i), dim - d);
+      if (!check) return v;
+      const __m512i exponent = _mm512_set1_epi16(0x7f80);
+      const __mmask32 finite = _mm512_cmpneq_epi16_mask(_mm512_and_si512(v, exponent), exponent);
+      if (finite != ~__mmask32{0}) wild[(key + i) / 64] |= std::uint64_t{1} << ((key + i) % 64);
+      return _mm512_maskz_mov_epi16(finite, v);
+    };
+    for (int j = 0; j < 16; ++j) store_pair(j, row(2 * j), row(2 * j + 1));
+  }
+
+  // Sixteen keys as they lie, or copied.
+  template <class T>
+  static Operand key_operand(const char* const* rows, bool regular, std::int64_t dim, char* copies) {
+    if (sizeof(T) == sizeof(Bfloat16) && regular && dim % kPair == 0) return {rows[0], rows[1] - rows[0]};
+    const std::int64_t bytes = 2 * padded(dim);
+    for (int i = 0; i < kLanes; ++i) {
+      for (std::int64_t d = 0; d < dim; d += kPair) {
+        _mm512_storeu_si512(copies + i * bytes + 2 * d, pair_row(elements<T>(rows[i]) + d, dim - d));
+      }
+    }
+    return {copies, bytes};
+  }
+
+  static void score_16_queries(const char* q, const Operand (&k)[2], std::int64_t steps, float* out) {
+    _tile_zero(0);
+    _tile_zero(1);
+    for (std::int64_t s = 0; s < steps; ++s) {
+      _tile_loadd(6, q + s * kTileBytes, 64);
+      _tile_loadd(4, k[0].at + s * 64, k[0].stride);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(5, k[1].at + s * 64, k[1].stride);
+      _tile_dpbf16ps(1, 5, 6);
+    }
+    _tile_stored(0, out, 64);
+    _tile_stored(1, out + 2 * kTileFloats, 64);
+  }
+
+  static void score_32_queries(const char* q, const Operand (&k)[2], std::int64_t steps, float* out) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (std::int64_t s = 0; s < steps; ++s, k += kTileBytes) {
-      _tile_loadd(4, q + s * 64, q_bytes);
-      _tile_loadd(5, k, 64);
-      _tile_dpbf16ps(0, 4, 5);
-      _tile_loadd(6, k + steps * kTileBytes, 64);
-      _tile_dpbf16ps(1, 4, 6);
-      _tile_loadd(5, k + 2 * steps * kTileBytes, 64);
-      _tile_dpbf16ps(2, 4, 5);
-      _tile_loadd(6, k + 3 * steps * kTileBytes, 64);
-      _tile_dpbf16ps(3, 4, 6);
+    for (std::int64_t s = 0; s < steps; ++s) {
+      _tile_loadd(4, k[0].at + s * 64, k[0].stride);
+      _tile_loadd(6, q + s * kTileBytes, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, q + (steps + s) * kTileBytes, 64);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_loadd(5, k[1].at + s * 64, k[1].stride);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
     }
-    _tile_stored(0, out, 4 * kBlock);
-    _tile_stored(1, out + 16, 4 * kBlock);
-    _tile_stored(2, out + 32, 4 * kBlock);
-    _tile_stored(3, out + 48, 4 * kBlock);
+    _tile_stored(0, out, 64);
+    _tile_stored(1, out + kTileFloats, 64);
+    _tile_stored(2, out + 2 * kTileFloats, 64);
+    _tile_stored(3, out + 3 * kTileFloats, 64);
+  }
+
+  // The scores of 16 keys with 16 queries, a key a row, as rows of queries.
+  static void turn_scores(const float* tile, int count, float* products) {
+    if (count <= 4) return turn_four_scores(tile, count, products);
+    f32x16 v[kLanes];
+    for (int i = 0; i < kLanes; ++i) v[i] = load(tile + i * kLanes);
+    transpose(v);
+    for (int i = 0; i < kLanes && i < count; ++i) store(products + i * kBlock, v[i]);
+  }
+
+  static void turn_four_scores(const float* tile, int count, float* products) {
+    __m512 v[4];  // of keys i, 4 + i, 8 + i and 12 + i
+    for (int i = 0; i < 4; ++i) {
+      const auto four = [&](int key) { return _mm_loadu_ps(tile + key * kLanes); };
+      v[i] = _mm512_castps128_ps512(four(i));
+      v[i] = _mm512_mask_broadcast_f32x4(v[i], 0x00f0, four(4 + i));
+      v[i] = _mm512_mask_broadcast_f32x4(v[i], 0x0f00, four(8 + i));
+      v[i] = _mm512_mask_broadcast_f32x4(v[i], 0xf000, four(12 + i));
+    }
+    const __m512d low[2] = {_mm512_castps_pd(_mm512_unpacklo_ps(v[0], v[1])),
+                            _mm512_castps_pd(_mm512_unpacklo_ps(v[2], v[3]))};
+    const __m512d high[2] = {_mm512_castps_pd(_mm512_unpackhi_ps(v[0], v[1])),
+                             _mm512_castps_pd(_mm512_unpackhi_ps(v[2], v[3]))};
+    const __m512d turned[4] = {_mm512_unpacklo_pd(low[0], low[1]), _mm512_unpackhi_pd(low[0], low[1]),
+                               _mm512_unpacklo_pd(high[0], high[1]), _mm512_unpackhi_pd(high[0], high[1])};
+    for (int r = 0; r < count; ++r) _mm512_storeu_pd(products + r * kBlock, turned[r]);
   }
 
   static void score_tiles_of_32(const char* q, std::int64_t q_bytes, const char* k, std::int64_t steps, float* out) {
@@ -250,12 +350,13 @@ struct Bfloat16Tiles {
     _tile_stored(3, out + 16 * kBlock + 16, 4 * kBlock);
   }
 
-  // Columns of four tiles of values, or of two.
-  template <bool kFour>
-  static void weigh_tiles_of_16(const Bfloat16* w, const char* v, int first, int last, float* o, std::int64_t stride) {
+  // Sixteen rows of weights times columns of tiles of values that lie `far` apart.
+  template <int kColumns>
+  static void weigh_tiles_of_16(const Bfloat16* w, const char* v, std::int64_t far, int first, int last, float* o,
+                                std::int64_t stride) {
     _tile_loadd(0, o, 4 * stride);
     _tile_loadd(1, o + 16, 4 * stride);
-    if (kFour) {
+    if (kColumns == 4) {
       _tile_loadd(2, o + 32, 4 * stride);
       _tile_loadd(3, o + 48, 4 * stride);
     }
@@ -264,18 +365,18 @@ struct Bfloat16Tiles {
       _tile_loadd(4, w + s * kPair, 2 * kBlock);
       _tile_loadd(5, tile, 64);
       _tile_dpbf16ps(0, 4, 5);
-      _tile_loadd(6, tile + kSteps * kTileBytes, 64);
+      _tile_loadd(6, tile + far, 64);
       _tile_dpbf16ps(1, 4, 6);
-      if (kFour) {
-        _tile_loadd(5, tile + 2 * kSteps * kTileBytes, 64);
+      if (kColumns == 4) {
+        _tile_loadd(5, tile + 2 * far, 64);
         _tile_dpbf16ps(2, 4, 5);
-        _tile_loadd(6, tile + 3 * kSteps * kTileBytes, 64);
+        _tile_loadd(6, tile + 3 * far, 64);
         _tile_dpbf16ps(3, 4, 6);
       }
     }
     _tile_stored(0, o, 4 * stride);
     _tile_stored(1, o + 16, 4 * stride);
-    if (kFour) {
+    if (kColumns == 4) {
       _tile_stored(2, o + 32, 4 * stride);
       _tile_stored(3, o + 48, 4 * stride);
     }

@@ -47,15 +47,18 @@ inline const T* elements(const void* row) {
 
 struct Float32 {
   static constexpr int kBlock = 64;       // keys
+  static constexpr int kChunk = kBlock;   // that few rows read together
   static constexpr int kGroup = kTileRows;  // rows that are worked on together
-  static constexpr Precision kPrecision = Precision::float32;
-  static constexpr float kSlack = 0.0f;
+  static constexpr bool kPairsQueries = false;
 
   static std::int64_t padded_values(std::int64_t dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
   static std::int64_t padded_rows(std::int64_t rows) { return rows; }
   static std::size_t query_bytes(std::int64_t dim) { return sizeof(float) * dim; }
   static std::size_t key_bytes(std::int64_t dim) { return sizeof(float) * kBlock * padded_values(dim); }
   static std::size_t value_bytes(std::int64_t dim) { return sizeof(float) * kBlock * padded_values(dim); }
+  static std::size_t few_bytes(std::int64_t dim, std::int64_t value_dim) {
+    return key_bytes(dim > value_dim ? dim : value_dim);
+  }
 
   static void enter() {}
   static void leave() {}
@@ -67,7 +70,7 @@ struct Float32 {
   }
 
   template <class T>
-  static void pack_keys(const BlockRows<kBlock>& rows, int from, int to, std::int64_t dim, void* packed) {
+  static void pack_keys(const char* const* rows, int from, int to, std::int64_t dim, void* packed) {
     float* panel = static_cast<float*>(packed);
     for (int key = 0; key < kBlock; key += kLanes) {
       if (key + kLanes <= from || key >= to) {
@@ -77,10 +80,7 @@ struct Float32 {
       }
       for (std::int64_t d = 0; d < dim; d += kLanes) {
         f32x16 v[kLanes];
-        for (int i = 0; i < kLanes; ++i) {
-          v[i] = load(elements<T>(rows.k[key + i]) + d, dim - d);
-          if (rows.next) ask_for(rows.next->k[key + i] + d * sizeof(T));
-        }
+        for (int i = 0; i < kLanes; ++i) v[i] = load(elements<T>(rows[key + i]) + d, dim - d);
         transpose(v);
         for (int i = 0; i < kLanes; ++i) store(panel + (d + i) * kBlock + key, v[i]);
       }
@@ -90,18 +90,17 @@ struct Float32 {
   // Values of the keys [from, to) as float32 rows, of which `starts` gets the addresses. With `check`, elements that
   // are not finite become 0, and `wild` gets the bits of the keys that have some.
   template <class T>
-  static void pack_values(const BlockRows<kBlock>& rows, int from, int to, std::int64_t dim, bool check, void* packed,
-                          const float** starts, std::uint64_t (&wild)[kBlock / 64]) {
+  static void pack_values(const char* const* rows, int from, int to, std::int64_t dim, bool check, void* packed,
+                          const float** starts, std::uint64_t* wild) {
     const std::int64_t stride = padded_values(dim);
     const bool as_they_lie = sizeof(T) == sizeof(float) && !check && dim % kLanes == 0;
     for (int key = from; key < to; ++key) {
       float* row = static_cast<float*>(packed) + key * stride;
-      starts[key] = as_they_lie ? elements<float>(rows.v[key]) : row;
-      for (std::int64_t d = 0; rows.next && d < dim; d += kLanes) ask_for(rows.next->v[key] + d * sizeof(T));
+      starts[key] = as_they_lie ? elements<float>(rows[key]) : row;
       if (as_they_lie) continue;
       i32x16 finite = ~i32x16{};
       for (std::int64_t d = 0; d < dim; d += kLanes) {
-        f32x16 v = load(elements<T>(rows.v[key]) + d, dim - d);
+        f32x16 v = load(elements<T>(rows[key]) + d, dim - d);
         if (check) {
           const i32x16 fine = (bit_cast<u32x16>(v) & 0x7f800000u) != 0x7f800000u;
           finite &= fine;
@@ -109,7 +108,7 @@ struct Float32 {
         }
         store(row + d, v);
       }
-      if (check && sum(__builtin_convertvector(finite, f32x16)) != -kLanes) wild[0] |= std::uint64_t{1} << key;
+      if (check && sum(__builtin_convertvector(finite, f32x16)) != -kLanes) *wild |= std::uint64_t{1} << key;
     }
   }
 
@@ -140,8 +139,8 @@ struct Float32 {
   }
 
   // o = o * turn + weights of the keys [from, to) times their values, for `count` rows.
-  static void weigh(const float* weights, int count, const void*, const float* const* starts, int from, int to,
-                    std::int64_t dim, const float* turns, float* o, void*) {
+  static void weigh(const float* weights, const void*, int count, const void*, const float* const* starts, int from,
+                    int to, std::int64_t dim, const float* turns, float* o) {
     const std::int64_t stride = padded_values(dim);
     with_rows(count, [&](auto rows) {
       constexpr int kRows = decltype(rows)::value;
@@ -153,10 +152,30 @@ struct Float32 {
     });
   }
 
-  static std::size_t group_bytes() { return 0; }
+  // For few rows, the keys [from, to) of one block.
+  template <class T>
+  static void few_scores(const char* queries, int count, const char* const* rows, bool, int from, int to,
+                         std::int64_t dim, float* products, char* memory) {
+    pack_keys<T>(rows, from, to, dim, memory);
+    scores(queries, count, memory, from, to, dim, products);
+  }
 
-  // The weight that a value was multiplied by.
-  static float weight(const float* weights, const void*, int row, int key) { return weights[row * kBlock + key]; }
+  template <class T>
+  static void few_values(const float* weights, const void*, int count, const char* const* rows, int from, int to,
+                         std::int64_t dim, bool check, const float* turns, float* o, char* memory,
+                         std::uint64_t* wild) {
+    const float* starts[kBlock];
+    pack_values<T>(rows, from, to, dim, check, memory, starts, wild);
+    weigh(weights, nullptr, count, nullptr, starts, from, to, dim, turns, o);
+  }
+
+  // Weights take the place of products.
+  static std::size_t weight_bytes() { return 0; }
+  static float softmax(float* products, const std::uint64_t (&visible)[kBlock / 64], const LogitRule& rule,
+                       RowState state, void*) {
+    return softmax_block<kBlock>(products, visible, rule, 0.0f, state);
+  }
+  static float weight(const float* weights, const void*, int key) { return weights[key]; }
 
   // Sixteen columns of a row of results, from column d.
   static f32x16 columns(const float* o, std::int64_t d) { return load(o + d); }

@@ -71,18 +71,18 @@ inline void walk(const std::int32_t* table, std::int64_t page_size, std::int64_t
   }
 }
 
-// A block's keys and values of one head: where each row starts, and the factors of its own that it has. `next` is the
-// block whose rows are asked of the memory while these are packed: they lie where no hardware would look for them. Null
-// for none.
+// Where the rows of a block's keys and values start, for one head.
 template <int kBlock>
 struct BlockRows {
-  const BlockRows* next;
   const char* k[kBlock];
   const char* v[kBlock];
-  float k_factor[kBlock], v_factor[kBlock];
 };
 
-inline void ask_for(const char* p) { __builtin_prefetch(p, 0, 2); }
+// The factors of their own that a block's keys and values have, for one head.
+template <int kBlock>
+struct BlockFactors {
+  float k[kBlock], v[kBlock];
+};
 
 // One factor for each slot, which is not folded into the scale of the call.
 inline bool has_slot_factors(const Scales& s) {
@@ -94,36 +94,44 @@ inline float head_factor(const Scales& s, std::int64_t head) {
   return s.data == nullptr || has_slot_factors(s) ? s.number : s.number * s.data[head * s.head_stride];
 }
 
+inline std::int64_t head_bytes(const PagedAttention& p, const Pages& pages) {
+  return pages.head_stride * element_bytes(p.pages_dtype);
+}
+
 // Fills the rows of the keys [begin, end), which lie in the block that starts at `start`. The keys beside them get the
 // first row's address, so that whole vectors of keys can be read; what comes of those is thrown away.
 template <int kBlock>
 inline void find_rows(const PagedAttention& p, const std::int32_t* table, std::int64_t head, std::int64_t start,
                       std::int64_t begin, std::int64_t end, BlockRows<kBlock>& rows) {
   const std::int64_t bytes = element_bytes(p.pages_dtype);
-  const auto base = [&](const Pages& pages) {
-    return static_cast<const char*>(pages.data) + head * pages.head_stride * bytes;
-  };
-  const char *k = base(p.k), *v = base(p.v);
-  const bool k_factors = has_slot_factors(p.k.scales), v_factors = has_slot_factors(p.v.scales);
-  const auto factor = [&](const Scales& s, std::int64_t page, std::int64_t slot) {
-    return s.data[page * s.page_stride + slot * s.slot_stride + head * s.head_stride];
-  };
+  const char* k = static_cast<const char*>(p.k.data) + head * head_bytes(p, p.k);
+  const char* v = static_cast<const char*>(p.v.data) + head * head_bytes(p, p.v);
   walk(table, p.page_size, begin, end, [&](std::int64_t key, std::int64_t page, std::int64_t slot) {
-    const std::int64_t i = key - start;
-    rows.k[i] = k + (page * p.k.page_stride + slot * p.k.slot_stride) * bytes;
-    rows.v[i] = v + (page * p.v.page_stride + slot * p.v.slot_stride) * bytes;
-    if (k_factors) rows.k_factor[i] = factor(p.k.scales, page, slot);
-    if (v_factors) rows.v_factor[i] = factor(p.v.scales, page, slot);
+    rows.k[key - start] = k + (page * p.k.page_stride + slot * p.k.slot_stride) * bytes;
+    rows.v[key - start] = v + (page * p.v.page_stride + slot * p.v.slot_stride) * bytes;
   });
   const auto fill = [&](std::int64_t from, std::int64_t to) {
     for (std::int64_t i = from; i < to; ++i) {
       rows.k[i] = rows.k[begin - start];
       rows.v[i] = rows.v[begin - start];
-      rows.k_factor[i] = rows.v_factor[i] = 0.0f;
     }
   };
   fill(0, begin - start);
   fill(end - start, kBlock);
+}
+
+// Likewise the factors, where slots have some; those beside [begin, end) are not written.
+template <int kBlock>
+inline void find_factors(const PagedAttention& p, const std::int32_t* table, std::int64_t head, std::int64_t start,
+                         std::int64_t begin, std::int64_t end, BlockFactors<kBlock>& factors) {
+  const auto find = [&](const Scales& s, float* found) {
+    if (!has_slot_factors(s)) return;
+    walk(table, p.page_size, begin, end, [&](std::int64_t key, std::int64_t page, std::int64_t slot) {
+      found[key - start] = s.data[page * s.page_stride + slot * s.slot_stride + head * s.head_stride];
+    });
+  };
+  find(p.k.scales, factors.k);
+  find(p.v.scales, factors.v);
 }
 
 }  // namespace

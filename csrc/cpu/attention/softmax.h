@@ -39,11 +39,8 @@ inline float largest(f32x16 v) {
   return v[0];
 }
 
-// 2^x; exactly 1 at 0, 0 at -inf, NaN for NaN. The fits are minimax in the relative error: 2e-9 for six terms, so that
-// float32's rounding is what remains, and 3e-6 for four, for weights that are rounded to bfloat16.
-enum class Precision { float32, bfloat16 };
-
-template <Precision kPrecision>
+// 2^x; exactly 1 at 0, 0 at -inf, NaN for NaN. The fit is minimax in the relative error, 2e-9: float32's rounding is what
+// remains.
 inline f32x16 power_of_two(f32x16 x) {
 #if defined(__AVX512F__)
   const __m512 n = _mm512_roundscale_ps(bit_cast<__m512>(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -56,20 +53,12 @@ inline f32x16 power_of_two(f32x16 x) {
   const f32x16 n = (x + kRound) - kRound;
   const f32x16 r = x - n;
 #endif
-  f32x16 fit;
-  if constexpr (kPrecision == Precision::float32) {
-    fit = splat(0.000153533618f);
-    fit = fused(fit, r, splat(0.00133988744f));
-    fit = fused(fit, r, splat(0.00961843736f));
-    fit = fused(fit, r, splat(0.0555033247f));
-    fit = fused(fit, r, splat(0.240226479f));
-    fit = fused(fit, r, splat(0.693147203f));
-  } else {
-    fit = splat(0.00958285287f);
-    fit = fused(fit, r, splat(0.0559064249f));
-    fit = fused(fit, r, splat(0.240240986f));
-    fit = fused(fit, r, splat(0.693124193f));
-  }
+  f32x16 fit = splat(0.000153533618f);
+  fit = fused(fit, r, splat(0.00133988744f));
+  fit = fused(fit, r, splat(0.00961843736f));
+  fit = fused(fit, r, splat(0.0555033247f));
+  fit = fused(fit, r, splat(0.240226479f));
+  fit = fused(fit, r, splat(0.693147203f));
   fit = fused(fit, r, splat(1.0f));
 #if defined(__AVX512F__)
   return bit_cast<f32x16>(_mm512_scalef_ps(bit_cast<__m512>(fit), n));
@@ -81,7 +70,7 @@ inline f32x16 power_of_two(f32x16 x) {
 #endif
 }
 
-inline float power_of_two(float x) { return power_of_two<Precision::float32>(splat(x))[0]; }
+inline float power_of_two(float x) { return power_of_two(splat(x))[0]; }
 
 // Below 0.625 an odd polynomial (minimax, 2e-10), above it 1 - 2 / (e^2|x| + 1), which loses nothing there.
 inline f32x16 hyperbolic_tangent(f32x16 x) {
@@ -95,7 +84,7 @@ inline f32x16 hyperbolic_tangent(f32x16 x) {
   fit = fused(fit, square, splat(-0.333333308f));
   const f32x16 near = fused(fit * square, x, x);
   const f32x16 capped = magnitude > 20.0f ? splat(20.0f) : magnitude;  // 1 in float32
-  const f32x16 far = 1.0f - 2.0f / (power_of_two<Precision::float32>(capped * (2 * kLog2e)) + 1.0f);
+  const f32x16 far = 1.0f - 2.0f / (power_of_two(capped * (2 * kLog2e)) + 1.0f);
   const f32x16 signed_far = bit_cast<f32x16>(bit_cast<u32x16>(far) | (bit_cast<u32x16>(x) & 0x80000000u));
   return magnitude < 0.625f ? near : magnitude == magnitude ? signed_far : x;
 }
@@ -140,44 +129,55 @@ struct RowState {
   float* sums;
 };
 
-// Turns a row's products with a block of keys into weights, in place, and takes them into the row's state. Returns what
-// the row's sum of values has to be multiplied by. Bit i of `visible` is key i. The reference follows the largest logit
-// once that is more than `slack` above it: weights then stay below 2^slack, and most blocks leave it alone.
-template <int kBlock, Precision kPrecision>
+// The peak of a row's logits, and what its reference becomes: it follows the peak once that is more than `slack` above it.
+// Weights then stay below 2^slack, and most blocks leave it alone.
+inline float reference_after(float before, float peak, float slack) { return peak > before + slack ? peak : before; }
+
+// Sixteen lanes of a block's bits.
+template <int kBlock>
+inline std::uint32_t bits_of(const std::uint64_t (&visible)[kBlock / 64], int vector) {
+  return static_cast<std::uint32_t>(visible[vector / 4] >> (16 * (vector % 4)) & 0xffff);
+}
+
+template <int kBlock>
+inline bool all_visible(const std::uint64_t (&visible)[kBlock / 64]) {
+  std::uint64_t together = ~std::uint64_t{0};
+  for (const std::uint64_t word : visible) together &= word;
+  return together == ~std::uint64_t{0};
+}
+
+// A factor beside the visible keys may be anything.
+template <int kBlock>
+inline f32x16 with_value_factors(f32x16 weights, int vector, const std::uint64_t (&visible)[kBlock / 64],
+                                 const LogitRule& rule) {
+  if (!rule.v_factor) return weights;
+  return where(bits_of<kBlock>(visible, vector), weights * load(rule.v_factor + kLanes * vector), f32x16{});
+}
+
+// Turns a row's products with a block of keys into weights, in place, and takes them into the row's state. Bit i of
+// `visible` is key i. Returns what the row's sum of values has to be multiplied by.
+template <int kBlock>
 inline float softmax_block(float* products, const std::uint64_t (&visible)[kBlock / 64], const LogitRule& rule,
                            float slack, RowState state) {
   constexpr int kVectors = kBlock / kLanes;
   f32x16 t[kVectors];
   f32x16 top = splat(-__builtin_inff());
-  bool all = true;
-  for (const std::uint64_t word : visible) all &= word == ~std::uint64_t{0};
   for (int i = 0; i < kVectors; ++i) t[i] = logits(load(products + kLanes * i), kLanes * i, rule);
-  if (!all) {
-    for (int i = 0; i < kVectors; ++i) {
-      const std::uint64_t word = visible[i / 4] >> (16 * (i % 4));
-      t[i] = where(static_cast<std::uint32_t>(word & 0xffff), t[i], splat(-__builtin_inff()));
-    }
+  if (!all_visible<kBlock>(visible)) {
+    for (int i = 0; i < kVectors; ++i) t[i] = where(bits_of<kBlock>(visible, i), t[i], splat(-__builtin_inff()));
   }
   for (int i = 0; i < kVectors; ++i) top = larger(t[i], top);
-  const float before = *state.m, peak = largest(top);
-  const float m = peak > before + slack ? peak : before;
+  const float before = *state.m, m = reference_after(before, largest(top), slack);
   const f32x16 reference = splat(m > kLowest ? m : kLowest);
   f32x16 total{};
   for (int i = 0; i < kVectors; ++i) {
-    t[i] = power_of_two<kPrecision>(t[i] - reference);
-    total += t[i];
+    const f32x16 weights = power_of_two(t[i] - reference);
+    total += weights;
+    store(products + kLanes * i, with_value_factors<kBlock>(weights, i, visible, rule));
   }
   const float turn = m == before ? 1.0f : power_of_two(before - m);
   store(state.sums, fused(load(state.sums), splat(turn), total));
   *state.m = m;
-  if (rule.v_factor) {
-    for (int i = 0; i < kVectors; ++i) {
-      // A factor beside the visible keys may be anything.
-      const std::uint64_t word = visible[i / 4] >> (16 * (i % 4));
-      t[i] = where(static_cast<std::uint32_t>(word & 0xffff), t[i] * load(rule.v_factor + kLanes * i), f32x16{});
-    }
-  }
-  for (int i = 0; i < kVectors; ++i) store(products + kLanes * i, t[i]);
   return turn;
 }
 

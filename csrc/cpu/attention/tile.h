@@ -1,5 +1,5 @@
 // A tile: some queries of one sequence with the query heads of one key head or several, over some splits of the keys.
-// Several heads take turns split by split: their keys share pages of memory, of which the processor knows few at a time.
+// Where rows are few, a tile takes several heads, which take turns: their keys lie side by side in memory.
 //
 // Keys are cut at multiples of the math's block and of kSplit, counted from the sequence's first key. A split is worked
 // on from a fresh state, and the splits' states are folded in order, so which thread takes which split does not show.
@@ -88,49 +88,53 @@ class Worker {
   // Memory for tiles of up to these heads, rows of each, and queries; with null, only counts `bytes`.
   Worker(const PagedAttention& p, std::int64_t heads, std::int64_t rows, std::int64_t queries, char* memory)
       : p_(p), arena_(memory) {
-    const std::int64_t padded = Math::padded_rows(rows);
+    const std::int64_t padded = Math::padded_rows(rows), group = at_most(padded, Math::kGroup);
     stride_ = Math::padded_values(p.v.dim);
     const std::size_t block_bytes = Math::key_bytes(p.k.dim) + Math::value_bytes(p.v.dim);
     most_blocks_ = static_cast<int>(at_least(1, at_most(kSplit / kBlock, kPanelBytes / std::int64_t(block_bytes))));
-    queries_ = arena_.take<char>(padded * Math::query_bytes(p.k.dim));
-    state_ = arena_.take<char>(Partial::bytes(padded, stride_));
+    queries_ = arena_.take<char>(heads * padded * Math::query_bytes(p.k.dim));
+    if (Math::kPairsQueries) unpaired_ = arena_.take<char>(group * Math::query_bytes(p.k.dim));
+    state_ = arena_.take<char>(heads * Partial::bytes(padded, stride_));
     folded_ = arena_.take<char>(heads * Partial::bytes(padded, stride_));
-    sums_ = arena_.take<float>(padded * kLanes);
-    products_ = arena_.take<float>(Math::kGroup * kBlock);
-    group_ = arena_.take<char>(Math::group_bytes());
+    sums_ = arena_.take<float>(heads * padded * kLanes);
+    products_ = arena_.take<float>(heads * group * kBlock);
+    weights_ = arena_.take<char>(heads * group * Math::weight_bytes());
+    turns_ = arena_.take<float>(heads * group);
     spans_ = arena_.take<Span>(queries);
-    upcoming_ = arena_.take<BlockRows<kBlock>>(1);
     blocks_ = arena_.take<Block>(most_blocks_);
-    panel_ = arena_.take<char>(most_blocks_ * block_bytes);
+    few_ = arena_.take<char>(Math::few_bytes(p.k.dim, p.v.dim));
+    panel_ = arena_.take<char>(rows > Math::kGroup ? most_blocks_ * block_bytes : 0);
   }
 
   std::size_t bytes() const { return arena_.used(); }
 
   // All splits of a tile.
   void run(const Tile& tile) {
-    padded_ = Math::padded_rows(tile.rows);
-    const Partial state(state_, padded_, stride_);
+    start(tile);
+    const auto partial = [&](char* at, std::int64_t h) {
+      return Partial(at + h * Partial::bytes(padded_, stride_), padded_, stride_);
+    };
     for (std::int64_t s = 0; s < tile.splits(); ++s) {
-      for (std::int64_t h = 0; h < tile.heads; ++h) {
-        attend(tile, h, s, s == 0 ? folded(h) : state);
-        if (s > 0) folded(h).fold(state, tile.rows, stride_);
+      attend(tile, s, [&](std::int64_t h) { return partial(s == 0 ? folded_ : state_, h); });
+      for (std::int64_t h = 0; s > 0 && h < tile.heads; ++h) {
+        partial(folded_, h).fold(partial(state_, h), tile.rows, stride_);
       }
     }
     for (std::int64_t h = 0; h < tile.heads; ++h) {
-      if (tile.splits() == 0) folded(h).clear(padded_, stride_);
-      finish(tile, h, folded(h));
+      if (tile.splits() == 0) partial(folded_, h).clear(padded_, stride_);
+      finish(tile, h, partial(folded_, h));
     }
   }
 
   // Some splits of a tile; the last item that arrives folds all of them.
   void run(Tile& tile, std::int64_t item) {
-    padded_ = Math::padded_rows(tile.rows);
+    start(tile);
     const auto partial = [&](std::int64_t s, std::int64_t h) {
       return Partial(tile.partials + (s * tile.heads + h) * Partial::bytes(padded_, stride_), padded_, stride_);
     };
     const std::int64_t last = at_most((item + 1) * tile.run, tile.splits());
     for (std::int64_t s = item * tile.run; s < last; ++s) {
-      for (std::int64_t h = 0; h < tile.heads; ++h) attend(tile, h, s, partial(s, h));
+      attend(tile, s, [&](std::int64_t h) { return partial(s, h); });
     }
     if (__atomic_sub_fetch(&tile.unfinished, 1, __ATOMIC_ACQ_REL) != 0) return;
     for (std::int64_t h = 0; h < tile.heads; ++h) {
@@ -147,21 +151,21 @@ class Worker {
   struct Block {
     std::int64_t start;
     int from, to;  // the keys of the tile within it
+    bool check;    // some row may not see all of them: values that are not finite are set apart
     BlockRows<kBlock> rows;
+    BlockFactors<kBlock> factors;
     const float* values[kBlock];
     std::uint64_t wild[kBlock / 64];  // keys with values that are not finite, which were packed as 0
     float positions[kBlock];
     const char *packed_keys, *packed_values;
   };
-
-  Partial folded(std::int64_t head) const {
-    return Partial(folded_ + head * Partial::bytes(padded_, stride_), padded_, stride_);
-  }
+  using Seen = std::uint64_t[kBlock / 64];
 
   std::int64_t group_size() const { return p_.num_q_heads / p_.num_kv_heads; }
+  bool few(const Tile& tile) const { return tile.rows <= Math::kGroup; }
 
   void start(const Tile& tile) {
-    upcoming_start_ = -1;
+    padded_ = Math::padded_rows(tile.rows);
     const Sequence sequence(p_, tile.sequence);
     seen_by_all_begin_ = 0;
     seen_by_all_end_ = sequence.tree ? sequence.first : tile.end;
@@ -172,96 +176,150 @@ class Worker {
       seen_by_all_begin_ = at_least(seen_by_all_begin_, begin);
       seen_by_all_end_ = at_most(seen_by_all_end_, span.end);
     }
-    switch (p_.dtype) {
-      case Dtype::f16: return pack_queries<Half>(tile, sequence);
-      case Dtype::bf16: return pack_queries<Bfloat16>(tile, sequence);
-      default: return pack_queries<float>(tile, sequence);
+    for (std::int64_t h = 0; h < tile.heads; ++h) {
+      switch (p_.dtype) {
+        case Dtype::f16: pack_queries<Half>(tile, h, sequence); break;
+        case Dtype::bf16: pack_queries<Bfloat16>(tile, h, sequence); break;
+        default: pack_queries<float>(tile, h, sequence);
+      }
     }
   }
 
   template <class T>
-  void pack_queries(const Tile& tile, const Sequence& sequence) {
-    const std::int64_t heads = group_size();
+  void pack_queries(const Tile& tile, std::int64_t head, const Sequence& sequence) {
+    const std::int64_t heads = group_size(), first = (tile.head + head) * heads;
     const std::size_t bytes = Math::query_bytes(p_.k.dim);
-    char* packed = queries_;
+    char* const rows = queries_ + head * padded_ * bytes;
+    char* const start = Math::kPairsQueries && few(tile) ? unpaired_ : rows;
+    char* packed = start;
     for (std::int64_t i = 0; i < tile.queries; ++i) {
       const T* q = static_cast<const T*>(p_.q) + (sequence.row + tile.query + i) * p_.q_token_stride;
-      for (std::int64_t h = head_ * heads; h < (head_ + 1) * heads; ++h, packed += bytes) {
+      for (std::int64_t h = first; h < first + heads; ++h, packed += bytes) {
         Math::pack_query(q + h * p_.q_head_stride, p_.k.dim, packed);
       }
     }
     __builtin_memset(packed, 0, (padded_ - tile.rows) * bytes);
+    if constexpr (Math::kPairsQueries) {
+      if (few(tile)) Math::pair_queries(start, padded_, p_.k.dim, rows);
+    }
   }
 
-  // One head and split, both counted from the tile's first, into `state`.
-  void attend(const Tile& tile, std::int64_t head, std::int64_t number, const Partial& state) {
-    head_ = tile.head + head;
+  // One split, counted from the tile's first, of all its heads, into the states that `state` gives.
+  template <class State>
+  void attend(const Tile& tile, std::int64_t number, State state) {
     const std::int64_t split = tile.first_split() + number;
-    keys_end_ = at_most(tile.end, (split + 1) * kSplit);
-    start(tile);
-    state.clear(padded_, stride_);
-    for (std::int64_t r = 0; r < tile.rows; ++r) store(sums_ + r * kLanes, f32x16{});
-    const std::int64_t begin = at_least(tile.begin, split * kSplit), end = keys_end_;
-    // Few rows use a block while it is in the first-level cache; many share what was packed.
-    const std::int64_t at_once = kBlock * (tile.rows <= Math::kGroup ? 1 : most_blocks_);
-    for (std::int64_t at = begin / kBlock * kBlock; at < end; at += at_once) {
-      const int blocks = pack(tile, at, at_most(at + at_once, end));
+    const std::int64_t begin = at_least(tile.begin, split * kSplit), end = at_most(tile.end, (split + 1) * kSplit);
+    for (std::int64_t h = 0; h < tile.heads; ++h) state(h).clear(padded_, stride_);
+    for (std::int64_t r = 0; r < tile.heads * padded_; ++r) store(sums_ + r * kLanes, f32x16{});
+    if (few(tile)) attend_few(tile, begin, end, state);
+    else attend_many(tile, begin, end, state(0));
+    for (std::int64_t h = 0; h < tile.heads; ++h) {
+      for (std::int64_t r = 0; r < tile.rows; ++r) state(h).sum[r] = sum(load(sums_ + (h * padded_ + r) * kLanes));
+    }
+  }
+
+  // Heads take turns chunk by chunk, so that memory is read in long runs.
+  template <class State>
+  void attend_few(const Tile& tile, std::int64_t begin, std::int64_t end, State state) {
+    const int count = static_cast<int>(tile.rows);
+    Block& block = blocks_[0];
+    for (std::int64_t at = begin / kBlock * kBlock; at < end; at += kBlock) {
+      find_block(tile, at, begin, end, block);
+      each_chunk(tile, block, [&](auto element, std::int64_t h, int chunk, int from, int to) {
+        const char* rows[Math::kChunk];
+        rows_of_head(block.rows.k + chunk, h * head_bytes(p_, p_.k), rows);
+        Math::template few_scores<decltype(element)>(queries_ + h * padded_ * Math::query_bytes(p_.k.dim), count, rows,
+                                                     p_.page_size % kLanes == 0, from, to, p_.k.dim,
+                                                     products(h) + chunk, few_);
+      });
+      Seen seen[Math::kGroup];
+      see(tile, block, 0, count, seen);
+      for (std::int64_t h = 0; h < tile.heads; ++h) {
+        find_factors_of(tile, h, block);
+        soften(tile, h, block, 0, count, seen, state(h));
+      }
+      each_chunk(tile, block, [&](auto element, std::int64_t h, int chunk, int from, int to) {
+        const char* rows[Math::kChunk];
+        rows_of_head(block.rows.v + chunk, h * head_bytes(p_, p_.v), rows);
+        const float* turns = chunk == block.from / Math::kChunk * Math::kChunk ? turns_of(h) : nullptr;
+        block.wild[chunk / 64] = 0;
+        Math::template few_values<decltype(element)>(products(h) + chunk, weights(h, 0, chunk), count, rows, from, to,
+                                                     p_.v.dim, block.check, turns, state(h).o, few_,
+                                                     block.wild + chunk / 64);
+        if (block.wild[chunk / 64] != 0) add_wild(block, h, 0, count, chunk / 64, seen, state(h).o);
+      });
+    }
+  }
+
+  // Calls f(element of the pages, head, chunk, its keys from, to) for each chunk of a block and each head.
+  template <class F>
+  void each_chunk(const Tile& tile, const Block& block, F f) {
+    with_page_type(p_.pages_dtype, [&](auto element) {
+      for (int chunk = 0; chunk < kBlock; chunk += Math::kChunk) {
+        const int from = static_cast<int>(at_least(block.from - chunk, 0));
+        const int to = static_cast<int>(at_most(block.to - chunk, Math::kChunk));
+        for (std::int64_t h = 0; from < to && h < tile.heads; ++h) f(element, h, chunk, from, to);
+      }
+    });
+  }
+
+  static void rows_of_head(const char* const* first, std::int64_t bytes, const char** rows) {
+    for (int i = 0; i < Math::kChunk; ++i) rows[i] = first[i] + bytes;
+  }
+
+  // Many rows share what was packed.
+  void attend_many(const Tile& tile, std::int64_t begin, std::int64_t end, const Partial& state) {
+    for (std::int64_t at = begin / kBlock * kBlock; at < end; at += kBlock * most_blocks_) {
+      const int blocks = pack(tile, at, begin, at_most(at + kBlock * most_blocks_, end));
       for (std::int64_t r = 0; r < tile.rows; r += Math::kGroup) {
         const int count = static_cast<int>(at_most(Math::kGroup, tile.rows - r));
         for (int b = 0; b < blocks; ++b) attend_block(tile, blocks_[b], r, count, state);
       }
     }
-    for (std::int64_t r = 0; r < tile.rows; ++r) state.sum[r] = sum(load(sums_ + r * kLanes));
   }
 
-  // Packs the blocks that hold the tile's keys from `at`, a block's start, to `end`; returns how many.
-  int pack(const Tile& tile, std::int64_t at, std::int64_t end) {
-    const Sequence sequence(p_, tile.sequence);
+  // Packs the blocks from `at`, a block's start, with the keys [begin, end); returns how many.
+  int pack(const Tile& tile, std::int64_t at, std::int64_t begin, std::int64_t end) {
     const std::size_t key_bytes = Math::key_bytes(p_.k.dim), value_bytes = Math::value_bytes(p_.v.dim);
     int count = 0;
-    char* panel = panel_;
-    for (; at < end; at += kBlock, ++count) {
+    for (char* panel = panel_; at < end; at += kBlock, ++count, panel += key_bytes + value_bytes) {
       Block& block = blocks_[count];
-      block.start = at;
-      const std::int64_t begin = at_least(at, tile.begin), stop = at_most(at + kBlock, end);
-      block.from = static_cast<int>(begin - at);
-      block.to = static_cast<int>(stop - at);
+      find_block(tile, at, begin, end, block);
+      find_factors_of(tile, 0, block);
       block.packed_keys = panel;
       block.packed_values = panel + key_bytes;
       for (std::uint64_t& word : block.wild) word = 0;
-      find_block(sequence, tile, at, block.rows);
-      const bool check = begin < seen_by_all_begin_ || stop > seen_by_all_end_;
       with_page_type(p_.pages_dtype, [&](auto element) {
         using T = decltype(element);
-        Math::template pack_keys<T>(block.rows, block.from, block.to, p_.k.dim, panel);
-        Math::template pack_values<T>(block.rows, block.from, block.to, p_.v.dim, check, panel + key_bytes,
+        Math::template pack_keys<T>(block.rows.k, block.from, block.to, p_.k.dim, panel);
+        Math::template pack_values<T>(block.rows.v, block.from, block.to, p_.v.dim, block.check, panel + key_bytes,
                                       block.values, block.wild);
       });
-      if (p_.alibi_slopes) {
-        for (int i = 0; i < kBlock; ++i) {
-          const std::int64_t key = at + i, own = key - sequence.first;
-          const bool node = sequence.tree && own >= 0 && key < sequence.length;
-          block.positions[i] = static_cast<float>(node ? sequence.position(own) : key);
-        }
-      }
-      panel += key_bytes + value_bytes;
     }
     return count;
   }
 
-  // The rows of the tile's keys in the block that starts at `at`, and what is to be asked for meanwhile.
-  void find_block(const Sequence& sequence, const Tile& tile, std::int64_t at, BlockRows<kBlock>& rows) {
-    const auto find = [&](std::int64_t start, BlockRows<kBlock>& found) {
-      const std::int64_t begin = at_least(start, tile.begin), end = at_most(start + kBlock, keys_end_);
-      find_rows(p_, sequence.table, head_, start, begin, end, found);
-    };
-    if (upcoming_start_ == at) rows = *upcoming_;
-    else find(at, rows);
-    rows.next = nullptr;
-    if (at + kBlock >= keys_end_) return;
-    upcoming_start_ = at + kBlock;
-    find(upcoming_start_, *upcoming_);
-    rows.next = upcoming_;
+  // The block that starts at `at`, of the keys [begin, end).
+  void find_block(const Tile& tile, std::int64_t at, std::int64_t begin, std::int64_t end, Block& block) {
+    const Sequence sequence(p_, tile.sequence);
+    begin = at_least(at, begin);
+    end = at_most(at + kBlock, end);
+    block.start = at;
+    block.from = static_cast<int>(begin - at);
+    block.to = static_cast<int>(end - at);
+    block.check = begin < seen_by_all_begin_ || end > seen_by_all_end_;
+    find_rows(p_, sequence.table, tile.head, at, begin, end, block.rows);
+    for (int i = 0; p_.alibi_slopes && i < kBlock; ++i) {
+      const std::int64_t key = at + i, own = key - sequence.first;
+      const bool node = sequence.tree && own >= 0 && key < sequence.length;
+      block.positions[i] = static_cast<float>(node ? sequence.position(own) : key);
+    }
+  }
+
+  void find_factors_of(const Tile& tile, std::int64_t head, Block& block) {
+    const std::int32_t* table = Sequence(p_, tile.sequence).table;
+    find_factors(p_, table, tile.head + head, block.start, block.start + block.from, block.start + block.to,
+                 block.factors);
   }
 
   // Rows [r, r + count) of a tile and one block.
@@ -272,46 +330,62 @@ class Worker {
       any |= spans_[i].begin < block.start + block.to && spans_[i].end > block.start + block.from;
     }
     if (!any) return;
-    const Sequence sequence(p_, tile.sequence);
-    const char* q = queries_ + r * Math::query_bytes(p_.k.dim);
-    Math::scores(q, count, block.packed_keys, block.from, block.to, p_.k.dim, products_);
-    LogitRule rule{};
-    rule.scale = p_.scale * head_factor(p_.k.scales, head_) * (p_.softcap == 0.0f ? kLog2e : 1.0f);
-    rule.softcap = p_.softcap;
-    rule.k_factor = has_slot_factors(p_.k.scales) ? block.rows.k_factor : nullptr;
-    rule.v_factor = has_slot_factors(p_.v.scales) ? block.rows.v_factor : nullptr;
-    rule.positions = p_.alibi_slopes ? block.positions : nullptr;
-    float turns[Math::kGroup];
-    std::uint64_t seen[Math::kGroup][kBlock / 64];
-    for (int i = 0; i < count; ++i) {
-      const std::int64_t query = (r + i) / heads, head = head_ * heads + (r + i) % heads;
-      const Span& span = spans_[query];
-      for (int w = 0; w < kBlock / 64; ++w) {
-        if (i > 0 && query == (r + i - 1) / heads) seen[i][w] = seen[i - 1][w];
-        else seen[i][w] = sequence.visible(tile.query + query, span, block.start + 64 * w);
-      }
-      if (p_.alibi_slopes) rule.slope = p_.alibi_slopes[head] * kLog2e;
-      rule.position = static_cast<float>(span.position);
-      const RowState row{state.m + r + i, sums_ + (r + i) * kLanes};
-      turns[i] = softmax_block<kBlock, Math::kPrecision>(products_ + i * kBlock, seen[i], rule, Math::kSlack, row);
-    }
+    Math::scores(queries_ + r * Math::query_bytes(p_.k.dim), count, block.packed_keys, block.from, block.to, p_.k.dim,
+                 products_);
+    Seen seen[Math::kGroup];
+    see(tile, block, r, count, seen);
+    soften(tile, 0, block, r, count, seen, state);
     float* o = state.o + r * stride_;
-    Math::weigh(products_, count, block.packed_values, block.values, block.from, block.to, p_.v.dim, turns, o, group_);
-    for (int i = 0; i < count; ++i) add_wild(block, seen[i], i, o + i * stride_);
+    Math::weigh(products_, weights_, count, block.packed_values, block.values, block.from, block.to, p_.v.dim, turns_,
+                o);
+    for (int w = 0; w < kBlock / 64; ++w) {
+      if (block.wild[w] != 0) add_wild(block, 0, r, count, w, seen, state.o);
+    }
   }
 
-  // What was packed as 0, for a row that does see it.
-  void add_wild(const Block& block, const std::uint64_t (&seen)[kBlock / 64], int row, float* o) {
-    for (int w = 0; w < kBlock / 64; ++w) {
-      for (std::uint64_t left = block.wild[w] & seen[w]; left != 0; left &= left - 1) {
+  // The keys of a block that rows [r, r + count) of a tile see.
+  void see(const Tile& tile, const Block& block, std::int64_t r, int count, Seen* seen) const {
+    const Sequence sequence(p_, tile.sequence);
+    const std::int64_t heads = group_size();
+    for (int i = 0; i < count; ++i) {
+      const std::int64_t query = (r + i) / heads;
+      for (int w = 0; w < kBlock / 64; ++w) {
+        if (i > 0 && query == (r + i - 1) / heads) seen[i][w] = seen[i - 1][w];
+        else seen[i][w] = sequence.visible(tile.query + query, spans_[query], block.start + 64 * w);
+      }
+    }
+  }
+
+  // Products into weights, for rows [r, r + count) of a head and one block.
+  void soften(const Tile& tile, std::int64_t head, const Block& block, std::int64_t r, int count, const Seen* seen,
+              const Partial& state) {
+    const std::int64_t heads = group_size(), kv_head = tile.head + head;
+    LogitRule rule{};
+    rule.scale = p_.scale * head_factor(p_.k.scales, kv_head) * (p_.softcap == 0.0f ? kLog2e : 1.0f);
+    rule.softcap = p_.softcap;
+    rule.k_factor = has_slot_factors(p_.k.scales) ? block.factors.k : nullptr;
+    rule.v_factor = has_slot_factors(p_.v.scales) ? block.factors.v : nullptr;
+    rule.positions = p_.alibi_slopes ? block.positions : nullptr;
+    for (int i = 0; i < count; ++i) {
+      if (p_.alibi_slopes) rule.slope = p_.alibi_slopes[kv_head * heads + (r + i) % heads] * kLog2e;
+      rule.position = static_cast<float>(spans_[(r + i) / heads].position);
+      const RowState row{state.m + r + i, sums_ + (head * padded_ + r + i) * kLanes};
+      turns_of(head)[i] = Math::softmax(products(head) + i * kBlock, seen[i], rule, row, weights(head, i, 0));
+    }
+  }
+
+  // What was packed as 0 among 64 keys, for the rows that do see it.
+  void add_wild(const Block& block, std::int64_t head, std::int64_t r, int count, int w, const Seen* seen, float* o) {
+    for (int i = 0; i < count; ++i) {
+      for (std::uint64_t left = block.wild[w] & seen[i][w]; left != 0; left &= left - 1) {
         const int key = 64 * w + __builtin_ctzll(left);
-        const f32x16 weight = splat(Math::weight(products_, group_, row, key));
+        const f32x16 weight = splat(Math::weight(products(head) + i * kBlock, weights(head, i, 0), key));
         with_page_type(p_.pages_dtype, [&](auto element) {
-          const auto* v = elements<decltype(element)>(block.rows.v[key]);
+          const auto* v = elements<decltype(element)>(block.rows.v[key] + head * head_bytes(p_, p_.v));
           for (std::int64_t d = 0; d < p_.v.dim; d += kLanes) {
             const f32x16 value = load(v + d, p_.v.dim - d);
             const f32x16 wild = (bit_cast<u32x16>(value) & 0x7f800000u) == 0x7f800000u ? weight * value : f32x16{};
-            Math::add_columns(o, d, wild);
+            Math::add_columns(o + (r + i) * stride_, d, wild);
           }
         });
       }
@@ -319,21 +393,20 @@ class Worker {
   }
 
   void finish(const Tile& tile, std::int64_t head, const Partial& state) {
-    head_ = tile.head + head;
     switch (p_.dtype) {
-      case Dtype::f16: return finish_as<Half>(tile, state);
-      case Dtype::bf16: return finish_as<Bfloat16>(tile, state);
-      default: return finish_as<float>(tile, state);
+      case Dtype::f16: return finish_as<Half>(tile, tile.head + head, state);
+      case Dtype::bf16: return finish_as<Bfloat16>(tile, tile.head + head, state);
+      default: return finish_as<float>(tile, tile.head + head, state);
     }
   }
 
   template <class T>
-  void finish_as(const Tile& tile, const Partial& state) {
+  void finish_as(const Tile& tile, std::int64_t kv_head, const Partial& state) {
     const std::int64_t heads = group_size();
-    const float v_factor = head_factor(p_.v.scales, head_);
+    const float v_factor = head_factor(p_.v.scales, kv_head);
     const std::int64_t token = p_.query_start[tile.sequence] + tile.query;
     for (std::int64_t r = 0; r < tile.rows; ++r) {
-      const std::int64_t head = head_ * heads + r % heads, t = token + r / heads;
+      const std::int64_t head = kv_head * heads + r % heads, t = token + r / heads;
       const float sink = p_.sinks ? p_.sinks[head] : -__builtin_inff();
       float m = state.m[r], total = state.sum[r], keep = 1.0f;
       float lse = sink;
@@ -356,20 +429,27 @@ class Worker {
     }
   }
 
+  float* products(std::int64_t head) const { return products_ + head * at_most(padded_, Math::kGroup) * kBlock; }
+  float* turns_of(std::int64_t head) const { return turns_ + head * at_most(padded_, Math::kGroup); }
+  void* weights(std::int64_t head, std::int64_t row, int key) const {
+    const std::int64_t bytes = Math::weight_bytes();
+    return weights_ + (head * at_most(padded_, Math::kGroup) + row) * bytes + key * bytes / kBlock;
+  }
+
   const PagedAttention& p_;
   Arena arena_;
-  std::int64_t stride_;  // of a row of results
-  int most_blocks_;
-  char *queries_, *state_, *folded_, *group_, *panel_;
-  float *sums_, *products_;
-  Span* spans_;
-  Block* blocks_;
-  BlockRows<kBlock>* upcoming_;  // of the block that starts at upcoming_start_
-  std::int64_t upcoming_start_ = -1;
-  std::int64_t keys_end_ = 0;    // of what is being worked on
-  std::int64_t head_ = 0;    // that is being worked on
+  std::int64_t stride_;      // of a row of results
   std::int64_t padded_ = 0;  // rows
   std::int64_t seen_by_all_begin_ = 0, seen_by_all_end_ = 0;
+  int most_blocks_;
+  // Of each head: queries, the states of a split and of all before it, sixteen sums a row, and for the rows that are
+  // worked on together products, weights and turns.
+  char *queries_, *state_, *folded_, *weights_;
+  float *sums_, *products_, *turns_;
+  char* unpaired_ = nullptr;
+  char *few_, *panel_;
+  Span* spans_;
+  Block* blocks_;
 };
 
 }  // namespace
