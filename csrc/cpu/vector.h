@@ -38,6 +38,12 @@ inline To bit_cast(const From& from) {
 
 inline f32x16 splat(float x) { return f32x16{} + x; }
 
+// {f(0), ..., f(15)}, a constant. A loop that fills a vector would be run each time.
+template <class F>
+constexpr i32x16 lanes(F f) {
+  return i32x16{f(0), f(1), f(2), f(3), f(4), f(5), f(6), f(7), f(8), f(9), f(10), f(11), f(12), f(13), f(14), f(15)};
+}
+
 #if !defined(__F16C__)
 inline float half_to_float(std::uint16_t h) {
   const std::uint32_t sign = std::uint32_t(h & 0x8000) << 16;

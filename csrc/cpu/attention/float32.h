@@ -20,11 +20,8 @@ constexpr int kTileRows = 2, kTileVectors = 2;
 // Lane l of vector i becomes lane i of vector l. In stage s the halves of pairs of blocks of s lanes change places.
 template <int kStep>
 inline void exchange(f32x16 (&v)[kLanes]) {
-  i32x16 low, high;
-  for (int l = 0; l < kLanes; ++l) {
-    low[l] = (l & kStep) == 0 ? l : l - kStep + kLanes;
-    high[l] = (l & kStep) == 0 ? l + kStep : l + kLanes;
-  }
+  constexpr i32x16 low = lanes([](int l) { return (l & kStep) == 0 ? l : l - kStep + kLanes; });
+  constexpr i32x16 high = lanes([](int l) { return (l & kStep) == 0 ? l + kStep : l + kLanes; });
   for (int i = 0; i < kLanes; ++i) {
     if (i & kStep) continue;
     const f32x16 a = v[i], b = v[i + kStep];

@@ -30,13 +30,12 @@ inline f32x16 fused(f32x16 a, f32x16 b, f32x16 c) {
 #endif
 }
 
+// Lanes are compared with those 8, 4, 2 and 1 apart.
 inline float largest(f32x16 v) {
-  for (int step = kLanes / 2; step > 0; step /= 2) {
-    i32x16 other;
-    for (int i = 0; i < kLanes; ++i) other[i] = i ^ step;
-    v = larger(v, __builtin_shuffle(v, other));
-  }
-  return v[0];
+  v = larger(v, __builtin_shuffle(v, lanes([](int i) { return i ^ 8; })));
+  v = larger(v, __builtin_shuffle(v, lanes([](int i) { return i ^ 4; })));
+  v = larger(v, __builtin_shuffle(v, lanes([](int i) { return i ^ 2; })));
+  return larger(v, __builtin_shuffle(v, lanes([](int i) { return i ^ 1; })))[0];
 }
 
 // 2^x; exactly 1 at 0, 0 at -inf, NaN for NaN. The fit is minimax in the relative error, 2e-9: float32's rounding is what
