@@ -287,3 +287,29 @@ def test_a_shared_prefix_is_two_calls_and_a_merge(backend, sinks):
 def test_malformed_merges_are_refused(outs, lses, message):
     with pytest.raises(ValueError, match=message):
         merge_attention(outs, lses)
+
+
+@every_backend
+@pytest.mark.parametrize("queries", [1, 40])
+@pytest.mark.parametrize("pages_dtype", QUANTIZED)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_number_that_pages_can_hold(backend, dtype, pages_dtype, queries):
+    """One key each: the result is its value, and the LSE its first element."""
+    codes = torch.arange(256, dtype=torch.uint8).view(pages_dtype)
+    numbers = codes.float()
+    values = codes[:, None, None, None].expand(256, 1, 1, 70).contiguous()
+    keys = torch.zeros(256, 1, 1, 70).to(pages_dtype)
+    keys.view(torch.uint8)[:, 0, 0, 0] = torch.where(numbers.isfinite(), codes.view(torch.uint8), 0)
+    q = torch.zeros(256 * queries, 1, 70, dtype=dtype)
+    q[:, 0, 0] = 1
+    table = torch.arange(256, dtype=torch.int32)[:, None]
+    ends = torch.arange(257, dtype=torch.int32) * queries
+    args = (q, keys, values, table, torch.ones(256, dtype=torch.int32), ends)
+    options = {"scale": 1.0, "causal": False, "return_lse": True, "backend": backend}
+    require(paged_attention, backend, *args, **{k: v for k, v in options.items() if k != "backend"})
+    out, lse = paged_attention(*args, **options)
+    expected = numbers.to(dtype).repeat_interleave(queries)
+    assert_equal((out[:, 0],), (expected[:, None].expand(-1, 70),))
+    logits = torch.where(numbers.isfinite(), numbers, 0.0).repeat_interleave(queries)
+    # An exponential whose weight is rounded to 8 bits may be wrong by 3e-6.
+    torch.testing.assert_close(lse[:, 0], logits, rtol=3e-7, atol=4e-6)

@@ -52,9 +52,7 @@ struct Bfloat16Tiles {
   template <class T>
   static void pack_query(const T* q, std::int64_t dim, void* packed) {
     if constexpr (kIsBfloat16<T>) {
-      for (std::int64_t d = 0; d < dim; d += kPair) {
-        _mm512_storeu_si512(static_cast<std::uint16_t*>(packed) + d, pair_row(q + d, dim - d));
-      }
+      store_row(q, dim, static_cast<char*>(packed));
     }
   }
 
@@ -89,11 +87,16 @@ struct Bfloat16Tiles {
       const std::int64_t steps = padded(dim) / kPair;
       for (int key = from / kLanes * kLanes; key < to; key += kLanes) {
         char* tile = static_cast<char*>(packed) + key / kLanes * steps * kTileBytes;
-        for (std::int64_t d = 0; d < dim; d += kPair, tile += kTileBytes) {
-          f32x16 v[kLanes];
-          for (int i = 0; i < kLanes; ++i) v[i] = bit_cast<f32x16>(pair_row(elements<T>(rows[key + i]) + d, dim - d));
-          transpose(v);
-          for (int i = 0; i < kLanes; ++i) store(reinterpret_cast<float*>(tile) + i * kLanes, v[i]);
+        for (std::int64_t d = 0; d < dim; d += 2 * kPair, tile += 2 * kTileBytes) {
+          Pairs pairs[kLanes];
+          for (int i = 0; i < kLanes; ++i) pairs[i] = load_pairs(elements<T>(rows[key + i]) + d, dim - d);
+          for (int half = 0; half < 2 && d + half * kPair < dim; ++half) {
+            f32x16 v[kLanes];
+            for (int i = 0; i < kLanes; ++i) v[i] = bit_cast<f32x16>(half == 0 ? pairs[i].low : pairs[i].high);
+            transpose(v);
+            float* out = reinterpret_cast<float*>(tile + half * kTileBytes);
+            for (int i = 0; i < kLanes; ++i) store(out + i * kLanes, v[i]);
+          }
         }
       }
     }
@@ -104,7 +107,7 @@ struct Bfloat16Tiles {
                           const float**, std::uint64_t* wild) {
     if constexpr (kIsBfloat16<T>) {
       for (int step = from / kPair; step * kPair < to; ++step) {
-        for (std::int64_t d = 0; d < dim; d += kPair) {
+        for (std::int64_t d = 0; d < dim; d += 2 * kPair) {
           char* tile = static_cast<char*>(packed) + (d / kLanes * kSteps + step) * kTileBytes;
           pair_values<T>(rows, step * kPair, from, to, d, dim, check, tile, kSteps * kTileBytes, wild);
         }
@@ -179,10 +182,7 @@ struct Bfloat16Tiles {
       for (std::int64_t d = 0; d < stride; d += 2 * kPair) {
         const int columns = d + kPair < stride ? 4 : 2;
         for (int step = first; step < last; ++step) {
-          for (int c = 0; c < columns; c += 2) {
-            char* tile = memory + c * kFar + step * kTileBytes;
-            pair_values<T>(rows, step * kPair, from, to, d + c * kLanes, dim, check, tile, kFar, wild);
-          }
+          pair_values<T>(rows, step * kPair, from, to, d, dim, check, memory + step * kTileBytes, kFar, wild);
         }
         publish();
         for (int r = 0; r < count; r += kLanes) {
@@ -225,31 +225,47 @@ struct Bfloat16Tiles {
     }
   }
 
-  // Values of 32 keys from `key` and 32 columns from `d`, as two tiles `far` apart. Within 16 bytes at a time: `columns`
-  // puts the columns back into their order. Keys beside [from, to) are 0; with `check` so is what is not finite.
+  // A row of pages or queries as bfloat16 numbers, padded with zeros.
+  template <class T>
+  static void store_row(const T* row, std::int64_t dim, char* to) {
+    for (std::int64_t d = 0; d < dim; d += 2 * kPair) {
+      const Pairs pairs = load_pairs(row + d, dim - d);
+      _mm512_storeu_si512(to + 2 * d, pairs.low);
+      if (d + kPair < dim) _mm512_storeu_si512(to + 2 * d + 64, pairs.high);
+    }
+  }
+
+  // Values of 32 keys from `key` and 64 columns from `d`, or 32 where there are no more, as tiles `far` apart. Columns
+  // stay within 16 bytes: `columns` puts them back into their order. Keys beside [from, to) are 0; with `check` so is
+  // what is not finite.
   template <class T>
   static void pair_values(const char* const* rows, int key, int from, int to, std::int64_t d, std::int64_t dim,
                           bool check, char* tile, std::int64_t far, std::uint64_t* wild) {
-    const auto store_pair = [&](int j, __m512i a, __m512i b) {
-      _mm512_storeu_si512(tile + j * 64, _mm512_unpacklo_epi16(a, b));
-      _mm512_storeu_si512(tile + j * 64 + far, _mm512_unpackhi_epi16(a, b));
+    const bool wide = d + kPair < dim;
+    const auto store_pair = [&](int j, const Pairs& a, const Pairs& b) {
+      char* at = tile + j * 64;
+      _mm512_storeu_si512(at, _mm512_unpacklo_epi16(a.low, b.low));
+      _mm512_storeu_si512(at + far, _mm512_unpackhi_epi16(a.low, b.low));
+      if (!wide) return;
+      _mm512_storeu_si512(at + 2 * far, _mm512_unpacklo_epi16(a.high, b.high));
+      _mm512_storeu_si512(at + 3 * far, _mm512_unpackhi_epi16(a.high, b.high));
     };
-    const auto element = [&](int i) { return elements<T>(rows[key + i]) + d; };
+    const auto load = [&](int i) { return load_pairs(elements<T>(rows[key + i]) + d, dim - d); };
     if (!check && key >= from && key + kPair <= to) {
-#pragma GCC unroll 4
-      for (int j = 0; j < 16; ++j) {
-        store_pair(j, pair_row(element(2 * j), dim - d), pair_row(element(2 * j + 1), dim - d));
-      }
+      for (int j = 0; j < 16; ++j) store_pair(j, load(2 * j), load(2 * j + 1));
       return;
     }
-    const auto row = [&](int i) {
-      if (key + i < from || key + i >= to) return _mm512_setzero_si512();
-      const __m512i v = pair_row(element(i), dim - d);
-      if (!check) return v;
+    const auto finite = [&](__m512i v) {
       const __m512i exponent = _mm512_set1_epi16(0x7f80);
-      const __mmask32 finite = _mm512_cmpneq_epi16_mask(_mm512_and_si512(v, exponent), exponent);
-      if (finite != ~__mmask32{0}) wild[(key + i) / 64] |= std::uint64_t{1} << ((key + i) % 64);
-      return _mm512_maskz_mov_epi16(finite, v);
+      return _mm512_cmpneq_epi16_mask(_mm512_and_si512(v, exponent), exponent);
+    };
+    const auto row = [&](int i) {
+      if (key + i < from || key + i >= to) return Pairs{_mm512_setzero_si512(), _mm512_setzero_si512()};
+      const Pairs v = load(i);
+      if (!check) return v;
+      const __mmask32 low = finite(v.low), high = finite(v.high);
+      if ((low & high) != ~__mmask32{0}) wild[(key + i) / 64] |= std::uint64_t{1} << ((key + i) % 64);
+      return Pairs{_mm512_maskz_mov_epi16(low, v.low), _mm512_maskz_mov_epi16(high, v.high)};
     };
     for (int j = 0; j < 16; ++j) store_pair(j, row(2 * j), row(2 * j + 1));
   }
@@ -259,11 +275,7 @@ struct Bfloat16Tiles {
   static Operand key_operand(const char* const* rows, bool regular, std::int64_t dim, char* copies) {
     if (sizeof(T) == sizeof(Bfloat16) && regular && dim % kPair == 0) return {rows[0], rows[1] - rows[0]};
     const std::int64_t bytes = 2 * padded(dim);
-    for (int i = 0; i < kLanes; ++i) {
-      for (std::int64_t d = 0; d < dim; d += kPair) {
-        _mm512_storeu_si512(copies + i * bytes + 2 * d, pair_row(elements<T>(rows[i]) + d, dim - d));
-      }
-    }
+    for (int i = 0; i < kLanes; ++i) store_row(elements<T>(rows[i]), dim, copies + i * bytes);
     return {copies, bytes};
   }
 

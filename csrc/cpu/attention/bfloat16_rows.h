@@ -8,44 +8,83 @@
 namespace tw::TW_ISA {
 namespace {
 
-constexpr int kPair = 32;  // bfloat16 numbers in a row of a tile
+constexpr int kPair = 32;  // bfloat16 numbers in a row of a tile: 16 pairs
 
-// 32 elements as bfloat16, those from `count` on zero.
-inline __mmask32 first_lanes(std::int64_t count) {
-  return count >= kPair ? ~__mmask32{0} : static_cast<__mmask32>((std::uint64_t{1} << count) - 1);
+// As many elements as two rows have, those from `count` on zero.
+struct Pairs {
+  __m512i low, high;
+};
+
+inline __mmask64 first_lanes(std::int64_t count) {
+  return count >= 2 * kPair ? ~__mmask64{0} : (__mmask64{1} << (count > 0 ? count : 0)) - 1;
 }
 
-inline __m512i pair_row(const Bfloat16* p, std::int64_t count) {
-  return _mm512_maskz_loadu_epi16(first_lanes(count), p);
+inline Pairs load_pairs(const Bfloat16* p, std::int64_t count) {
+  const __mmask64 lanes = first_lanes(count);
+  return {_mm512_maskz_loadu_epi16(static_cast<__mmask32>(lanes), p),
+          _mm512_maskz_loadu_epi16(static_cast<__mmask32>(lanes >> kPair), p + kPair)};
 }
 
 inline __m512i rounded(f32x16 low, f32x16 high) {
   return bit_cast<__m512i>(_mm512_cvtne2ps_pbh(bit_cast<__m512>(high), bit_cast<__m512>(low)));
 }
 
-inline __m512i pair_row(const Int8* p, std::int64_t count) {
-  const __m256i raw = _mm256_maskz_loadu_epi8(first_lanes(count), p);
-  const auto floats = [](__m128i part) { return bit_cast<f32x16>(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(part))); };
-  return rounded(floats(_mm256_castsi256_si128(raw)), floats(_mm256_extracti128_si256(raw, 1)));
+// The bfloat16 number of a magnitude.
+constexpr std::uint16_t bfloat16_bits(E4m3 magnitude) {
+  const int exponent = magnitude.bits >> 3, fraction = magnitude.bits & 7;
+  if (magnitude.bits == 0x7f) return 0x7fc0;
+  if (exponent != 0) return static_cast<std::uint16_t>((exponent + 120) << 7 | fraction << 4);
+  if (fraction >= 4) return static_cast<std::uint16_t>(120 << 7 | (fraction & 3) << 5);
+  if (fraction >= 2) return static_cast<std::uint16_t>(119 << 7 | (fraction & 1) << 6);
+  return fraction == 1 ? 118 << 7 : 0;
 }
 
-inline __m512i pair_row(const E5m2* p, std::int64_t count) {
-  const __m512i half = _mm512_slli_epi16(_mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(first_lanes(count), p)), 8);
-  return rounded(bit_cast<f32x16>(_mm512_cvtph_ps(_mm512_castsi512_si256(half))),
-                 bit_cast<f32x16>(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(half, 1))));
+constexpr std::uint16_t bfloat16_bits(E5m2 magnitude) {
+  const int exponent = magnitude.bits >> 2, fraction = magnitude.bits & 3;
+  if (exponent == 31) return fraction == 0 ? 0x7f80 : 0x7fc0;
+  if (exponent != 0) return static_cast<std::uint16_t>((exponent + 112) << 7 | fraction << 5);
+  if (fraction >= 2) return static_cast<std::uint16_t>(112 << 7 | (fraction & 1) << 6);
+  return fraction == 1 ? 111 << 7 : 0;
 }
 
-// A normal number's exponent is 120 more in bfloat16; the eight magnitudes below those are looked up.
-inline __m512i pair_row(const E4m3* p, std::int64_t count) {
-  constexpr std::uint16_t kSubnormal[8] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};
-  const __m512i raw = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(first_lanes(count), p));
-  const __m512i magnitude = _mm512_and_si512(raw, _mm512_set1_epi16(0x7f));
-  __m512i v = _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), _mm512_set1_epi16(120 << 7));
-  const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kSubnormal)));
-  v = _mm512_mask_permutexvar_epi16(v, _mm512_cmplt_epu16_mask(magnitude, _mm512_set1_epi16(8)), magnitude, table);
-  v = _mm512_mask_mov_epi16(v, _mm512_cmpeq_epi16_mask(magnitude, _mm512_set1_epi16(0x7f)), _mm512_set1_epi16(0x7fc0));
-  const __m512i sign = _mm512_and_si512(_mm512_slli_epi16(raw, 8), _mm512_set1_epi16(-0x8000));
-  return _mm512_or_si512(v, sign);
+constexpr std::uint16_t bfloat16_bits(Int8 magnitude) {
+  int exponent = 6;
+  while (exponent >= 0 && (magnitude.bits >> exponent) == 0) --exponent;
+  if (exponent < 0) return 0;
+  return static_cast<std::uint16_t>((exponent + 127) << 7 | ((magnitude.bits << (7 - exponent)) & 0x7f));
+}
+
+template <class T>
+struct MagnitudeBytes {
+  alignas(64) std::uint8_t low[128] = {}, high[128] = {};
+
+  constexpr MagnitudeBytes() {
+    for (int i = 0; i < 128; ++i) {
+      const std::uint16_t bits = bfloat16_bits(T{static_cast<decltype(T::bits)>(i)});
+      low[i] = static_cast<std::uint8_t>(bits & 0xff);
+      high[i] = static_cast<std::uint8_t>(bits >> 8);
+    }
+  }
+};
+
+// Both bytes of each number are looked up by its magnitude; its sign goes into the higher.
+template <class T>
+inline Pairs load_pairs(const T* p, std::int64_t count) {
+  static constexpr MagnitudeBytes<T> kBytes;
+  constexpr bool kIsInteger = decltype(T::bits)(-1) < 0;
+  const auto look_up = [](const std::uint8_t* table, __m512i index) {
+    return _mm512_permutex2var_epi8(_mm512_load_si512(table), index, _mm512_load_si512(table + 64));
+  };
+  // The bytes of each half of a lane become one vector's lane.
+  const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), sign = _mm512_set1_epi8(-128);
+  const __m512i raw = _mm512_permutexvar_epi64(order, _mm512_maskz_loadu_epi8(first_lanes(count), p));
+  const __m512i magnitude = kIsInteger ? _mm512_abs_epi8(raw) : raw;
+  const __m512i low = look_up(kBytes.low, magnitude);
+  __m512i high = _mm512_ternarylogic_epi64(look_up(kBytes.high, magnitude), raw, sign, 0xf8);
+  if (kIsInteger) {  // -128, whose magnitude no seven bits hold
+    high = _mm512_mask_mov_epi8(high, _mm512_cmpeq_epi8_mask(raw, sign), _mm512_set1_epi8(static_cast<char>(0xc3)));
+  }
+  return {_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)};
 }
 
 template <class T>
