@@ -2,12 +2,14 @@
 // arXiv:2307.08691) over blocks of keys, query heads of a key head and query tokens packed into the rows of one tile.
 //
 // Decode reads every visible key and value once: keys * (D + Dv) * element bytes a key head, against 2 * G * (D + Dv)
-// flops for its G query heads: memory bounds it, as long as turning and converting keys, some 40 cycles a key of
-// D = Dv = 128, keeps up. Prefill computes 2 * (D + Dv) flops a score: at 512 products a cycle and core on the tile units
-// (D + Dv) / 512 cycles, half a cycle for D = Dv = 128; the softmax of a score takes some 12 instructions in vectors of
-// sixteen, of which two issue in a cycle: 0.4 cycles. In float32, at 32 products a cycle, (D + Dv) / 32 bound it.
-// These are bounds from counting instructions. What was measured lies far from them (results/): decode at a fifth of the
-// read bandwidth, prefill at a tenth of the tile units' rate.
+// flops for its G query heads: memory bounds it. Few rows therefore take keys as they lie in the pages, read all key
+// heads of a chunk of keys before the next chunk, since pieces of 256 bytes come at half the speed of long runs, and ask
+// for what comes next. For D = Dv = 128 in bf16 a key costs some 25 ns of arithmetic where memory takes 50.
+//
+// Prefill computes 2 * (D + Dv) flops a score: at 512 products a cycle and core on the tile units (D + Dv) / 512 cycles,
+// half a cycle for D = Dv = 128, if tiles were loaded for nothing; with one load a product it is twice that. The softmax
+// of a score takes some 12 instructions in vectors of sixteen, of which two issue in a cycle: 0.4 cycles. In float32, at
+// 32 products a cycle, (D + Dv) / 32 bound it. results/ has what is reached.
 //
 // A unit of work is a tile (attention/tile.h), or one split of its keys where tiles alone would leave threads without
 // work: long decode. Blocks and splits lie at fixed positions, and rows share no arithmetic, so a row's bits depend

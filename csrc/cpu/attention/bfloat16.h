@@ -39,6 +39,10 @@ struct Bfloat16Tiles {
   // Results of eight tiles and 32 rows of keys, or values of a chunk in four columns of tiles.
   static std::size_t few_bytes(std::int64_t dim, std::int64_t) { return 8 * kTileBytes + 2 * kPair * padded(dim); }
 
+  // How often few_scores and few_values ask for what comes next.
+  static std::int64_t score_asks(std::int64_t dim) { return kChunk / kPair * padded(dim) / kPair; }
+  static std::int64_t value_asks(std::int64_t dim) { return kChunk / 2 * ((dim + 2 * kPair - 1) / (2 * kPair)); }
+
   static void enter() {
     TileConfig config;
     for (int tile = 0; tile < 8; ++tile) {
@@ -82,7 +86,7 @@ struct Bfloat16Tiles {
   }
 
   template <class T>
-  static void pack_keys(const char* const* rows, int from, int to, std::int64_t dim, void* packed) {
+  static void pack_keys(const char* const* rows, int from, int to, std::int64_t dim, void* packed, Upcoming&) {
     if constexpr (kIsBfloat16<T>) {
       const std::int64_t steps = padded(dim) / kPair;
       for (int key = from / kLanes * kLanes; key < to; key += kLanes) {
@@ -104,12 +108,12 @@ struct Bfloat16Tiles {
 
   template <class T>
   static void pack_values(const char* const* rows, int from, int to, std::int64_t dim, bool check, void* packed,
-                          const float**, std::uint64_t* wild) {
+                          const float**, std::uint64_t* wild, Upcoming& next) {
     if constexpr (kIsBfloat16<T>) {
       for (int step = from / kPair; step * kPair < to; ++step) {
         for (std::int64_t d = 0; d < dim; d += 2 * kPair) {
           char* tile = static_cast<char*>(packed) + (d / kLanes * kSteps + step) * kTileBytes;
-          pair_values<T>(rows, step * kPair, from, to, d, dim, check, tile, kSteps * kTileBytes, wild);
+          pair_values<T>(rows, step * kPair, from, to, d, dim, check, tile, kSteps * kTileBytes, wild, next);
         }
       }
     }
@@ -141,7 +145,7 @@ struct Bfloat16Tiles {
   // lie at equal distances, where all of them are wanted.
   template <class T>
   static void few_scores(const char* queries, int count, const char* const* rows, bool regular, int from, int to,
-                         std::int64_t dim, float* products, char* memory) {
+                         std::int64_t dim, float* products, char* memory, Upcoming& next) {
     if constexpr (kIsBfloat16<T>) {
       const std::int64_t steps = padded(dim) / kPair;
       float* results = reinterpret_cast<float*>(memory);
@@ -155,8 +159,8 @@ struct Bfloat16Tiles {
         }
         publish();
         float* out = results + key / kLanes * 2 * kTileFloats;
-        if (halves == 1) score_16_queries(queries, keys, steps, out);
-        else score_32_queries(queries, keys, steps, out);
+        if (halves == 1) score_16_queries(queries, keys, steps, out, next);
+        else score_32_queries(queries, keys, steps, out, next);
       }
       publish();
       for (int key = first; key < to; key += kLanes) {
@@ -171,8 +175,8 @@ struct Bfloat16Tiles {
   // Adds to o the weights of the keys [from, to) of a chunk times their values, after `turns` where they are given.
   template <class T>
   static void few_values(const float*, const void* weights, int count, const char* const* rows, int from, int to,
-                         std::int64_t dim, bool check, const float* turns, float* o, char* memory,
-                         std::uint64_t* wild) {
+                         std::int64_t dim, bool check, const float* turns, float* o, char* memory, std::uint64_t* wild,
+                         Upcoming& next) {
     if constexpr (kIsBfloat16<T>) {
       constexpr std::int64_t kFar = kChunk / kPair * kTileBytes;  // from a column of tiles to the next
       const std::int64_t stride = padded(dim);
@@ -182,7 +186,7 @@ struct Bfloat16Tiles {
       for (std::int64_t d = 0; d < stride; d += 2 * kPair) {
         const int columns = d + kPair < stride ? 4 : 2;
         for (int step = first; step < last; ++step) {
-          pair_values<T>(rows, step * kPair, from, to, d, dim, check, memory + step * kTileBytes, kFar, wild);
+          pair_values<T>(rows, step * kPair, from, to, d, dim, check, memory + step * kTileBytes, kFar, wild, next);
         }
         publish();
         for (int r = 0; r < count; r += kLanes) {
@@ -240,7 +244,7 @@ struct Bfloat16Tiles {
   // what is not finite.
   template <class T>
   static void pair_values(const char* const* rows, int key, int from, int to, std::int64_t d, std::int64_t dim,
-                          bool check, char* tile, std::int64_t far, std::uint64_t* wild) {
+                          bool check, char* tile, std::int64_t far, std::uint64_t* wild, Upcoming& next) {
     const bool wide = d + kPair < dim;
     const auto store_pair = [&](int j, const Pairs& a, const Pairs& b) {
       char* at = tile + j * 64;
@@ -252,7 +256,10 @@ struct Bfloat16Tiles {
     };
     const auto load = [&](int i) { return load_pairs(elements<T>(rows[key + i]) + d, dim - d); };
     if (!check && key >= from && key + kPair <= to) {
-      for (int j = 0; j < 16; ++j) store_pair(j, load(2 * j), load(2 * j + 1));
+      for (int j = 0; j < 16; ++j) {
+        next.ask();
+        store_pair(j, load(2 * j), load(2 * j + 1));
+      }
       return;
     }
     const auto finite = [&](__m512i v) {
@@ -279,10 +286,12 @@ struct Bfloat16Tiles {
     return {copies, bytes};
   }
 
-  static void score_16_queries(const char* q, const Operand (&k)[2], std::int64_t steps, float* out) {
+  static void score_16_queries(const char* q, const Operand (&k)[2], std::int64_t steps, float* out,
+                               Upcoming& next) {
     _tile_zero(0);
     _tile_zero(1);
     for (std::int64_t s = 0; s < steps; ++s) {
+      next.ask();
       _tile_loadd(6, q + s * kTileBytes, 64);
       _tile_loadd(4, k[0].at + s * 64, k[0].stride);
       _tile_dpbf16ps(0, 4, 6);
@@ -293,12 +302,14 @@ struct Bfloat16Tiles {
     _tile_stored(1, out + 2 * kTileFloats, 64);
   }
 
-  static void score_32_queries(const char* q, const Operand (&k)[2], std::int64_t steps, float* out) {
+  static void score_32_queries(const char* q, const Operand (&k)[2], std::int64_t steps, float* out,
+                               Upcoming& next) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     for (std::int64_t s = 0; s < steps; ++s) {
+      next.ask();
       _tile_loadd(4, k[0].at + s * 64, k[0].stride);
       _tile_loadd(6, q + s * kTileBytes, 64);
       _tile_dpbf16ps(0, 4, 6);

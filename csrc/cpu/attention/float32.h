@@ -57,6 +57,10 @@ struct Float32 {
     return key_bytes(dim > value_dim ? dim : value_dim);
   }
 
+  // How often few_scores and few_values ask for what comes next.
+  static std::int64_t score_asks(std::int64_t dim) { return kBlock * padded_values(dim) / (kLanes * kLanes); }
+  static std::int64_t value_asks(std::int64_t) { return kBlock; }
+
   static void enter() {}
   static void leave() {}
 
@@ -67,7 +71,7 @@ struct Float32 {
   }
 
   template <class T>
-  static void pack_keys(const char* const* rows, int from, int to, std::int64_t dim, void* packed) {
+  static void pack_keys(const char* const* rows, int from, int to, std::int64_t dim, void* packed, Upcoming& next) {
     float* panel = static_cast<float*>(packed);
     for (int key = 0; key < kBlock; key += kLanes) {
       if (key + kLanes <= from || key >= to) {
@@ -76,6 +80,7 @@ struct Float32 {
         continue;
       }
       for (std::int64_t d = 0; d < dim; d += kLanes) {
+        next.ask();
         f32x16 v[kLanes];
         for (int i = 0; i < kLanes; ++i) v[i] = load(elements<T>(rows[key + i]) + d, dim - d);
         transpose(v);
@@ -88,10 +93,11 @@ struct Float32 {
   // are not finite become 0, and `wild` gets the bits of the keys that have some.
   template <class T>
   static void pack_values(const char* const* rows, int from, int to, std::int64_t dim, bool check, void* packed,
-                          const float** starts, std::uint64_t* wild) {
+                          const float** starts, std::uint64_t* wild, Upcoming& next) {
     const std::int64_t stride = padded_values(dim);
     const bool as_they_lie = sizeof(T) == sizeof(float) && !check && dim % kLanes == 0;
     for (int key = from; key < to; ++key) {
+      next.ask();
       float* row = static_cast<float*>(packed) + key * stride;
       starts[key] = as_they_lie ? elements<float>(rows[key]) : row;
       if (as_they_lie) continue;
@@ -152,17 +158,17 @@ struct Float32 {
   // For few rows, the keys [from, to) of one block.
   template <class T>
   static void few_scores(const char* queries, int count, const char* const* rows, bool, int from, int to,
-                         std::int64_t dim, float* products, char* memory) {
-    pack_keys<T>(rows, from, to, dim, memory);
+                         std::int64_t dim, float* products, char* memory, Upcoming& next) {
+    pack_keys<T>(rows, from, to, dim, memory, next);
     scores(queries, count, memory, from, to, dim, products);
   }
 
   template <class T>
   static void few_values(const float* weights, const void*, int count, const char* const* rows, int from, int to,
-                         std::int64_t dim, bool check, const float* turns, float* o, char* memory,
-                         std::uint64_t* wild) {
+                         std::int64_t dim, bool check, const float* turns, float* o, char* memory, std::uint64_t* wild,
+                         Upcoming& next) {
     const float* starts[kBlock];
-    pack_values<T>(rows, from, to, dim, check, memory, starts, wild);
+    pack_values<T>(rows, from, to, dim, check, memory, starts, wild, next);
     weigh(weights, nullptr, count, nullptr, starts, from, to, dim, turns, o);
   }
 

@@ -7,78 +7,12 @@
 
 #include "cpu/attention/float32.h"
 #include "cpu/attention/sight.h"
+#include "cpu/attention/state.h"
 
 namespace tw::TW_ISA {
 namespace {
 
-constexpr std::int64_t kSplit = 512;            // keys
 constexpr std::int64_t kPanelBytes = 512 << 10;  // of packed keys and values at once, which the second-level cache holds
-
-struct Tile {
-  std::int64_t sequence, query, queries;
-  std::int64_t head, heads;    // key heads
-  std::int64_t rows;           // of each
-  std::int64_t begin, end;     // the keys that some row sees
-  std::int64_t first_item, items;
-  std::int64_t run;            // splits an item
-  char* partials;              // one Partial a split and head where there are several items, else null
-  std::int64_t unfinished;     // items that have not arrived
-
-  std::int64_t first_split() const { return begin / kSplit; }
-  std::int64_t splits() const { return end > begin ? (end - 1) / kSplit - first_split() + 1 : 0; }
-};
-
-// What is known of rows after some of the keys: reference, sum and weighted sum of values of each.
-struct Partial {
-  float* m;
-  float* sum;
-  float* o;
-
-  static std::size_t bytes(std::int64_t rows, std::int64_t stride) {
-    return sizeof(float) * ((rows * (2 + stride) + 15) / 16 * 16);
-  }
-  Partial(char* at, std::int64_t rows, std::int64_t stride)
-      : m(reinterpret_cast<float*>(at) + rows * stride), sum(m + rows), o(reinterpret_cast<float*>(at)) {}
-
-  void clear(std::int64_t rows, std::int64_t stride) const {
-    for (std::int64_t i = 0; i < rows * stride; i += kLanes) store(o + i, f32x16{}, rows * stride - i);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      m[r] = -__builtin_inff();
-      sum[r] = 0.0f;
-    }
-  }
-
-  // Takes in the keys after these.
-  void fold(const Partial& next, std::int64_t rows, std::int64_t stride) const {
-    for (std::int64_t r = 0; r < rows; ++r) {
-      const float together = next.m[r] > m[r] ? next.m[r] : m[r];
-      const float here = m[r] == together ? 1.0f : power_of_two(m[r] - together);
-      const float there = next.m[r] == together ? 1.0f : power_of_two(next.m[r] - together);
-      m[r] = together;
-      sum[r] = sum[r] * here + next.sum[r] * there;
-      for (std::int64_t d = 0; d < stride; d += kLanes) {
-        float* mine = o + r * stride + d;
-        store(mine, load(mine) * here + load(next.o + r * stride + d) * there);
-      }
-    }
-  }
-};
-
-// Hands out pieces of a thread's scratch memory.
-class Arena {
- public:
-  explicit Arena(char* at) : at_(at), start_(at) {}
-  template <class T>
-  T* take(std::size_t count) {
-    T* taken = reinterpret_cast<T*>(at_);
-    at_ += (count * sizeof(T) + 63) / 64 * 64;
-    return taken;
-  }
-  std::size_t used() const { return static_cast<std::size_t>(at_ - start_); }
-
- private:
-  char *at_, *start_;
-};
 
 template <class Math>
 class Worker {
@@ -101,7 +35,7 @@ class Worker {
     weights_ = arena_.take<char>(heads * group * Math::weight_bytes());
     turns_ = arena_.take<float>(heads * group);
     spans_ = arena_.take<Span>(queries);
-    blocks_ = arena_.take<Block>(most_blocks_);
+    blocks_ = arena_.take<Block>(at_least(2, most_blocks_));
     few_ = arena_.take<char>(Math::few_bytes(p.k.dim, p.v.dim));
     panel_ = arena_.take<char>(rows > Math::kGroup ? most_blocks_ * block_bytes : 0);
   }
@@ -221,50 +155,79 @@ class Worker {
   // Heads take turns chunk by chunk, so that memory is read in long runs.
   template <class State>
   void attend_few(const Tile& tile, std::int64_t begin, std::int64_t end, State state) {
-    const int count = static_cast<int>(tile.rows);
-    Block& block = blocks_[0];
-    for (std::int64_t at = begin / kBlock * kBlock; at < end; at += kBlock) {
-      find_block(tile, at, begin, end, block);
-      each_chunk(tile, block, [&](auto element, std::int64_t h, int chunk, int from, int to) {
-        const char* rows[Math::kChunk];
-        rows_of_head(block.rows.k + chunk, h * head_bytes(p_, p_.k), rows);
-        Math::template few_scores<decltype(element)>(queries_ + h * padded_ * Math::query_bytes(p_.k.dim), count, rows,
-                                                     p_.page_size % kLanes == 0, from, to, p_.k.dim,
-                                                     products(h) + chunk, few_);
-      });
-      Seen seen[Math::kGroup];
-      see(tile, block, 0, count, seen);
-      for (std::int64_t h = 0; h < tile.heads; ++h) {
-        find_factors_of(tile, h, block);
-        soften(tile, h, block, 0, count, seen, state(h));
-      }
-      each_chunk(tile, block, [&](auto element, std::int64_t h, int chunk, int from, int to) {
-        const char* rows[Math::kChunk];
-        rows_of_head(block.rows.v + chunk, h * head_bytes(p_, p_.v), rows);
-        const float* turns = chunk == block.from / Math::kChunk * Math::kChunk ? turns_of(h) : nullptr;
-        block.wild[chunk / 64] = 0;
-        Math::template few_values<decltype(element)>(products(h) + chunk, weights(h, 0, chunk), count, rows, from, to,
-                                                     p_.v.dim, block.check, turns, state(h).o, few_,
-                                                     block.wild + chunk / 64);
-        if (block.wild[chunk / 64] != 0) add_wild(block, h, 0, count, chunk / 64, seen, state(h).o);
-      });
+    Block *block = blocks_, *next = blocks_ + 1;
+    find_block(tile, begin / kBlock * kBlock, begin, end, *block);
+    for (std::int64_t at = block->start; at < end; at += kBlock) {
+      const bool more = at + kBlock < end;
+      if (more) find_block(tile, at + kBlock, begin, end, *next);
+      attend_few_block(tile, *block, more ? next : nullptr, state);
+      Block* const done = block;
+      block = next;
+      next = done;
     }
   }
 
-  // Calls f(element of the pages, head, chunk, its keys from, to) for each chunk of a block and each head.
+  template <class State>
+  void attend_few_block(const Tile& tile, Block& block, const Block* after, State state) {
+    const int count = static_cast<int>(tile.rows), first = block.from / Math::kChunk * Math::kChunk;
+    const std::int64_t asks = Math::score_asks(p_.k.dim), value_asks = Math::value_asks(p_.v.dim);
+    const Upcoming values = run_of(tile, block.rows.v + first, p_.v, asks);
+    each_chunk(tile, block, block.rows.k, p_.k, asks, values, [&](auto element, const Turn& turn, Upcoming& next) {
+      Math::template few_scores<decltype(element)>(queries_ + turn.head * padded_ * Math::query_bytes(p_.k.dim), count,
+                                                   turn.rows, p_.page_size % kLanes == 0, turn.from, turn.to, p_.k.dim,
+                                                   products(turn.head) + turn.chunk, few_, next);
+    });
+    Seen seen[Math::kGroup];
+    see(tile, block, 0, count, seen);
+    for (std::int64_t h = 0; h < tile.heads; ++h) {
+      find_factors_of(tile, h, block);
+      soften(tile, h, block, 0, count, seen, state(h));
+    }
+    const Upcoming keys = after ? run_of(tile, after->rows.k, p_.k, value_asks) : Upcoming();
+    each_chunk(tile, block, block.rows.v, p_.v, value_asks, keys, [&](auto element, const Turn& turn, Upcoming& next) {
+      const std::int64_t h = turn.head;
+      std::uint64_t& wild = block.wild[turn.chunk / 64];
+      wild = 0;
+      Math::template few_values<decltype(element)>(products(h) + turn.chunk, weights(h, 0, turn.chunk), count, turn.rows,
+                                                   turn.from, turn.to, p_.v.dim, block.check,
+                                                   turn.chunk == first ? turns_of(h) : nullptr, state(h).o, few_, &wild,
+                                                   next);
+      if (wild != 0) add_wild(block, h, 0, count, turn.chunk / 64, seen, state(h).o);
+    });
+  }
+
+  // A head's turn with a chunk of a block: where the chunk starts in it, its keys [from, to) of the tile, and its rows.
+  struct Turn {
+    std::int64_t head;
+    int chunk, from, to;
+    const char* rows[Math::kChunk];
+  };
+
+  // Calls f(element of the pages, turn, what is read next) chunk by chunk for each head. `rows` are the block's for the
+  // tile's first head, `asks` how often f asks, `after` what is read behind the last chunk.
   template <class F>
-  void each_chunk(const Tile& tile, const Block& block, F f) {
+  void each_chunk(const Tile& tile, const Block& block, const char* const* rows, const Pages& pages, std::int64_t asks,
+                  const Upcoming& after, F f) {
+    const std::int64_t bytes = head_bytes(p_, pages);
     with_page_type(p_.pages_dtype, [&](auto element) {
-      for (int chunk = 0; chunk < kBlock; chunk += Math::kChunk) {
-        const int from = static_cast<int>(at_least(block.from - chunk, 0));
-        const int to = static_cast<int>(at_most(block.to - chunk, Math::kChunk));
-        for (std::int64_t h = 0; from < to && h < tile.heads; ++h) f(element, h, chunk, from, to);
+      Turn turn;
+      for (turn.chunk = block.from / Math::kChunk * Math::kChunk; turn.chunk < block.to; turn.chunk += Math::kChunk) {
+        turn.from = block.from > turn.chunk ? block.from - turn.chunk : 0;
+        turn.to = block.to - turn.chunk < Math::kChunk ? block.to - turn.chunk : Math::kChunk;
+        const int other = turn.chunk + Math::kChunk;
+        Upcoming next = other < block.to ? run_of(tile, rows + other, pages, asks) : after;
+        for (turn.head = 0; turn.head < tile.heads; ++turn.head) {
+          for (int i = 0; i < Math::kChunk; ++i) turn.rows[i] = rows[turn.chunk + i] + turn.head * bytes;
+          f(element, turn, next);
+        }
       }
     });
   }
 
-  static void rows_of_head(const char* const* first, std::int64_t bytes, const char** rows) {
-    for (int i = 0; i < Math::kChunk; ++i) rows[i] = first[i] + bytes;
+  // The rows of a chunk for all heads of a tile, where those lie side by side.
+  Upcoming run_of(const Tile& tile, const char* const* rows, const Pages& pages, std::int64_t asks) const {
+    if (tile.heads > 1 && pages.head_stride != pages.dim) return {};
+    return {rows, Math::kChunk, tile.heads * pages.dim * element_bytes(p_.pages_dtype), asks * tile.heads};
   }
 
   // Many rows share what was packed.
@@ -291,9 +254,10 @@ class Worker {
       for (std::uint64_t& word : block.wild) word = 0;
       with_page_type(p_.pages_dtype, [&](auto element) {
         using T = decltype(element);
-        Math::template pack_keys<T>(block.rows.k, block.from, block.to, p_.k.dim, panel);
+        Upcoming none;
+        Math::template pack_keys<T>(block.rows.k, block.from, block.to, p_.k.dim, panel, none);
         Math::template pack_values<T>(block.rows.v, block.from, block.to, p_.v.dim, block.check, panel + key_bytes,
-                                      block.values, block.wild);
+                                      block.values, block.wild, none);
       });
     }
     return count;
