@@ -77,6 +77,19 @@ def test_rms_norm_reads_and_writes_strided_rows_alone(backend, dtype):
 
 
 @every_backend
+@every_dtype
+def test_how_a_row_is_read_does_not_change_its_norm(backend, dtype):
+    """Rows that allow wide accesses, and the same rows one element off: the sum has one order."""
+    x, residual, weight = (_random(*shape, dtype=dtype) for shape in ((48, 576), (48, 576), (576,)))
+    require(rms_norm, backend, x, weight)
+    shifted = torch.empty(48, 577, dtype=dtype)[:, 1:].copy_(x)
+    assert torch.equal(rms_norm(shifted, weight, backend=backend), rms_norm(x, weight, backend=backend))
+    apart = fused_add_rms_norm(shifted, residual, weight, backend=backend)
+    together = fused_add_rms_norm(x, residual, weight, backend=backend)
+    assert all(torch.equal(a, b) for a, b in zip(apart, together, strict=True))
+
+
+@every_backend
 def test_leading_dimensions_that_do_not_merge(backend):
     x, weight = _random(4, 6, 32).transpose(0, 1), _random(32)
     require(rms_norm, backend, x, weight)

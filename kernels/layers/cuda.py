@@ -104,11 +104,9 @@ def _norm(
     """`tensors` are x and out, and with a residual then the residual and the sum."""
     x = tensors[0]
     width = x.shape[-1]
-    elements = policy.pack(
-        (x.element_size(), weight.element_size()),
-        (width,),
-        strides.aligned((*tensors, weight), policy.ACCESS // x.element_size()),
-    ).taken
+    sizes = (x.element_size(), weight.element_size())
+    pack = policy.ACCESS // min(sizes)  # that a thread owns, however it is read: the order of the sum
+    elements = policy.pack(sizes, (width,), strides.aligned((*tensors, weight), pack)).taken
     for part in strides.each(*tensors):
         addresses = [t.data_ptr() for t in part.tensors] + [0, 0]
         steps = [_Strides(*s) for s in part.strides] + [_Strides(), _Strides()]
@@ -129,7 +127,7 @@ def _norm(
             weight_offset=weight_offset,
         )
         name = f"{kernel}_{SHORT[x.dtype]}_{SHORT[weight.dtype]}_x{elements}"
-        launch(name, policy.norm(part.count, width, elements), params, x.device)
+        launch(name, policy.norm(part.count, width, pack), params, x.device)
 
 
 def _gated_supports(x: torch.Tensor, *args: Any) -> Support:

@@ -38,15 +38,15 @@ def pack(element_sizes: tuple[int, ...], lengths: tuple[int, ...], is_aligned: b
     return first((ACCESS // min(element_sizes), 1), objection)
 
 
-def norm(rows: int, width: int, elements: int) -> Geometry:
+def norm(rows: int, width: int, pack: int) -> Geometry:
     """The norm: threads along x share a row, short rows share a block along y.
 
     Args:
         rows: how many.
         width: elements of a row.
-        elements: of one access.
+        pack: elements that a thread owns side by side.
     """
-    packs = ceil_div(width, elements)
+    packs = ceil_div(width, pack)
     threads = min(MAX_BLOCK, max(WARP, next_power_of_two(ceil_div(packs, HELD))))
     together = max(1, NORM_THREADS // threads)
     return Geometry(grid=(ceil_div(rows, together), 1, 1), block=(threads, together, 1))

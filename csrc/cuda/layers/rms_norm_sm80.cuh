@@ -4,12 +4,13 @@
 // For R rows of D elements of s bytes: bytes 2 R D s + D w, with kAdd 4 R D s + D w (w: of a weight); flops 4 R D (5 R D).
 // At less than 3 flops a byte it is bound by memory on every device.
 //
-// Tiling: blockDim.x threads share a row, blockDim.y rows share a block. A thread owns every blockDim.x-th pack of kWidth
-// elements (16 bytes, or one element where a pointer, stride or D does not allow packs) and keeps its first kHeld packs in
-// registers as floats between the sum and the store; the launch policy picks blockDim.x so that rarely more remain, which
-// are read a second time, from L1 or L2. Nothing is written before the whole row has been read, so out may be x.
+// Tiling: blockDim.x threads share a row, blockDim.y rows share a block. A thread owns every blockDim.x-th pack of kPack
+// elements, 16 bytes, and keeps its first kHeld packs in registers as floats between the sum and the store; the launch
+// policy picks blockDim.x so that rarely more remain, which are read a second time, from L1 or L2. A pack is one access,
+// or kPack of them where a pointer, stride or D does not allow that. Nothing is written before the whole row has been
+// read, so out may be x.
 //
-// Batch: the order of the sum depends on D and kWidth alone: a thread's packs in order, then lanes, then warps.
+// Batch: the order of the sum depends on D and kPack alone: a thread's packs in order, then lanes, then warps.
 //
 // Shared memory: one float a warp (128 bytes).
 #pragma once
@@ -55,59 +56,84 @@ __device__ inline float row_sum(float value) {
   return total;
 }
 
+// A pack in accesses of kAccess elements, of those before `end`; the others are 0.
+template <int kAccess, class T, int kPack>
+__device__ __forceinline__ Vector<T, kPack> read_pack(const T* row, int at, int end) {
+  if constexpr (kAccess == kPack) {
+    return load<T, kPack>(row + at);
+  } else {
+    Vector<T, kPack> v;
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) v.at[i] = at + i < end ? row[at + i] : from_float<T>(0.0f);
+    return v;
+  }
+}
+
+template <int kAccess, class T, int kPack>
+__device__ __forceinline__ void write_pack(T* row, int at, int end, const Vector<T, kPack>& v) {
+  if constexpr (kAccess == kPack) {
+    store<T, kPack>(row + at, v);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+      if (at + i < end) row[at + i] = v.at[i];
+    }
+  }
+}
+
 // The row that is normalised: x, or x + residual, a pack of it as floats.
-template <class T, int kWidth, bool kAdd>
+template <class T, int kPack, int kAccess, bool kAdd>
 struct Row {
   const T* x;
   const T* residual;
 
-  __device__ __forceinline__ void read(int at, float (&values)[kWidth]) const {
-    const Vector<T, kWidth> v = load<T, kWidth>(x + at);
+  __device__ __forceinline__ void read(int at, int end, float (&values)[kPack]) const {
+    const Vector<T, kPack> v = read_pack<kAccess, T, kPack>(x, at, end);
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) values[i] = to_float(v.at[i]);
+    for (int i = 0; i < kPack; ++i) values[i] = to_float(v.at[i]);
     if constexpr (kAdd) {
-      const Vector<T, kWidth> r = load<T, kWidth>(residual + at);
+      const Vector<T, kPack> r = read_pack<kAccess, T, kPack>(residual, at, end);
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) values[i] += to_float(r.at[i]);
+      for (int i = 0; i < kPack; ++i) values[i] += to_float(r.at[i]);
     }
   }
 };
 
-template <int kWidth>
-__device__ __forceinline__ float add_squares(float total, const float (&values)[kWidth]) {
+template <int kPack>
+__device__ __forceinline__ float add_squares(float total, const float (&values)[kPack]) {
 #pragma unroll
-  for (int i = 0; i < kWidth; ++i) total = fmaf(values[i], values[i], total);
+  for (int i = 0; i < kPack; ++i) total = fmaf(values[i], values[i], total);
   return total;
 }
 
 }  // namespace rms
 
-template <class T, class W, int kWidth, bool kAdd>
+template <class T, class W, int kPack, int kAccess, bool kAdd>
 __global__ void __launch_bounds__(1024) rms_norm(const __grid_constant__ RmsNormParams p) {
   using namespace rms;
   const uint32_t row = blockIdx.x * blockDim.y + threadIdx.y;
   const bool active = row < p.rows;  // an idle row's threads still take part in the barrier
-  const int step = blockDim.x * kWidth;
-  const int first = threadIdx.x * kWidth;
+  const int step = blockDim.x * kPack;
+  const int first = threadIdx.x * kPack;
   const int end = active ? p.width : 0;
 
-  Row<T, kWidth, kAdd> source{};
+  Row<T, kPack, kAccess, kAdd> source{};
   if (active) {
     source.x = static_cast<const T*>(p.x) + row_offset(p.x_strides, row, p.inner_rows);
     if constexpr (kAdd) source.residual = static_cast<const T*>(p.residual) + row_offset(p.residual_strides, row, p.inner_rows);
   }
-  float held[kHeld][kWidth];
+  float held[kHeld][kPack];
   float squares = 0.0f;
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     if (first + i * step < end) {
-      source.read(first + i * step, held[i]);
+      source.read(first + i * step, end, held[i]);
       squares = add_squares(squares, held[i]);
     }
   }
   for (int at = first + kHeld * step; at < end; at += step) {
-    float values[kWidth];
-    source.read(at, values);
+    float values[kPack];
+    source.read(at, end, values);
     squares = add_squares(squares, values);
   }
   const float scale = rsqrtf(row_sum(squares) / static_cast<float>(p.width) + p.eps);
@@ -115,24 +141,24 @@ __global__ void __launch_bounds__(1024) rms_norm(const __grid_constant__ RmsNorm
 
   T* const out = static_cast<T*>(p.out) + row_offset(p.out_strides, row, p.inner_rows);
   T* const sum = kAdd ? static_cast<T*>(p.sum) + row_offset(p.sum_strides, row, p.inner_rows) : nullptr;
-  const auto write = [&](int at, const float(&values)[kWidth]) {
-    const Vector<W, kWidth> weight = load<W, kWidth>(static_cast<const W*>(p.weight) + at);
-    Vector<T, kWidth> normed, total;
+  const auto write = [&](int at, const float(&values)[kPack]) {
+    const Vector<W, kPack> weight = read_pack<kAccess, W, kPack>(static_cast<const W*>(p.weight), at, end);
+    Vector<T, kPack> normed, total;
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
+    for (int i = 0; i < kPack; ++i) {
       normed.at[i] = from_float<T>(values[i] * scale * (to_float(weight.at[i]) + p.weight_offset));
       if constexpr (kAdd) total.at[i] = from_float<T>(values[i]);
     }
-    store<T, kWidth>(out + at, normed);
-    if constexpr (kAdd) store<T, kWidth>(sum + at, total);
+    write_pack<kAccess, T, kPack>(out, at, end, normed);
+    if constexpr (kAdd) write_pack<kAccess, T, kPack>(sum, at, end, total);
   };
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     if (first + i * step < end) write(first + i * step, held[i]);
   }
   for (int at = first + kHeld * step; at < end; at += step) {
-    float values[kWidth];
-    source.read(at, values);
+    float values[kPack];
+    source.read(at, end, values);
     write(at, values);
   }
 }
