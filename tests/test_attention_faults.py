@@ -308,6 +308,7 @@ MALFORMED = {
     "pages_differ": (lambda r: {"v_pages": r.v_pages.half()}, r"v_pages is float16; it should be float32"),
     "pages_shape": (lambda r: {"v_pages": r.v_pages[1:]}, r"v_pages has shape .*; it should be .*as k_pages up to Dv"),
     "table_dtype": (lambda r: {"page_table": r.page_table.long()}, r"page_table is int64; it should be int32"),
+    "table_rank": (lambda r: {"page_table": r.page_table[0, 0]}, r"page_table has shape \[\]; it should have 2 dim"),
     "lens_shape": (lambda r: {"seq_lens": r.seq_lens[:2]}, r"seq_lens has shape \[2\]; it should be \[7\]"),
     "start_shape": (lambda r: {"query_start": r.seq_lens}, r"query_start has shape \[7\]; it should be \[8\]"),
     "window": (lambda r: {"window": 0}, r"window is 0; left should be at least 1, the token itself"),
