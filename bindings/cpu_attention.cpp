@@ -79,7 +79,8 @@ void paged_attention(std::int64_t tokens, std::int64_t num_q_heads, std::int64_t
                          lse_token,
                          Dtype(dtype),
                          Dtype(pages_dtype)};
-  pick(portable::paged_attention, avx2::paged_attention, avx512::paged_attention, amx::paged_attention)(p);
+  pick(portable::paged_attention, avx2::paged_attention, avx512::paged_attention, avx512_bf16::paged_attention,
+       amx::paged_attention)(p);
 }
 
 // Rows (address, token stride, head stride), pages (address, page, slot and head strides, dim) and scales (a number, or an

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from . import _cpu
 
-ISA_LEVELS = ("portable", "avx2", "avx512", "amx")
+ISA_LEVELS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 
 
 def num_threads() -> int:

@@ -17,6 +17,7 @@
 #include "cpu/attention.h"
 
 #include "cpu/attention/bfloat16.h"
+#include "cpu/attention/bfloat16_vectors.h"
 #include "cpu/attention/tile.h"
 #include "cpu/runtime/aligned.h"
 #include "cpu/runtime/thread_pool.h"
@@ -180,9 +181,13 @@ void paged_attention(const PagedAttention& p) {
     case Dtype::bf16: clear_rows<Bfloat16>(p, rest); break;
     default: clear_rows<float>(p, rest);
   }
-#if defined(__AMX_TILE__) && defined(__x86_64__)
+#if defined(__AVX512BF16__) && defined(__x86_64__)
   if (p.dtype == Dtype::bf16 && p.pages_dtype != Dtype::f32 && p.pages_dtype != Dtype::f16) {
+#if defined(__AMX_TILE__)
     return run<Bfloat16Tiles>(p);
+#else
+    return run<Bfloat16Vectors>(p);
+#endif
   }
 #endif
   run<Float32>(p);

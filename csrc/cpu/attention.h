@@ -52,6 +52,7 @@ struct PagedAttention {
 TW_DECLARE(portable)
 TW_DECLARE(avx2)
 TW_DECLARE(avx512)
+TW_DECLARE(avx512_bf16)
 TW_DECLARE(amx)
 #undef TW_DECLARE
 

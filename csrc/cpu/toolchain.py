@@ -23,22 +23,23 @@ BASE = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"
 # Vectors wider than a level's registers are passed within a unit only, so how they are passed is nobody's concern.
 BASE += ("-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-psabi")
 
-LEVELS = ("portable", "avx2", "avx512", "amx")
+LEVELS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 # GCC 12 warns of the registers that its AVX-512 intrinsics leave undefined on purpose.
 _AVX512 += ("-Wno-uninitialized", "-Wno-maybe-uninitialized")
-_AMX = (*_AVX512, "-mavx512vnni", "-mavx512bf16", "-mavx512vbmi", "-mamx-tile", "-mamx-int8", "-mamx-bf16")
-_FLAGS = {"portable": (), "avx2": _AVX2, "avx512": _AVX512, "amx": _AMX}
+_AVX512_BF16 = (*_AVX512, "-mavx512vnni", "-mavx512bf16", "-mavx512vbmi")
+_AMX = (*_AVX512_BF16, "-mamx-tile", "-mamx-int8", "-mamx-bf16")
+_FLAGS = {"portable": (), "avx2": _AVX2, "avx512": _AVX512, "avx512_bf16": _AVX512_BF16, "amx": _AMX}
 
-# Families with kernels for the tile units; the others use their AVX-512 form there.
-_WITH_AMX = ("attention",)
+# Families with kernels for the two highest levels; the others use their AVX-512 form there.
+_WITH_BFLOAT16 = ("attention",)
 
 
 def families() -> dict[str, tuple[str, ...]]:
     """Each family's name and the levels it is compiled for."""
     names = sorted(source.stem for source in SOURCES.glob("*.cpp"))
-    return {name: LEVELS if name in _WITH_AMX else LEVELS[:3] for name in names}
+    return {name: LEVELS if name in _WITH_BFLOAT16 else LEVELS[:3] for name in names}
 
 
 def level_flags(level: str) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
-// Rows of pages as bfloat16 numbers, and the softmax whose weights are rounded to them. For the `amx` level.
+// What the levels with instructions for bfloat16 share: rows of pages as bfloat16 numbers, the softmax whose weights are
+// rounded to them, and values in pairs of keys.
 #pragma once
 
-#if defined(__AMX_TILE__) && defined(__x86_64__)
+#if defined(__AVX512BF16__) && defined(__x86_64__)
 
 #include "cpu/attention/float32.h"
 
@@ -143,6 +144,144 @@ inline float softmax_to_bfloat16(const float* products, const std::uint64_t (&vi
   for (int i = 0; i < kVectors; i += 2) _mm512_storeu_si512(rounded_weights + kLanes * i, rounded(t[i], t[i + 1]));
   return turn;
 }
+
+constexpr std::int64_t kTileBytes = 1024;  // of sixteen rows of pairs
+constexpr int kTileFloats = 256;
+
+// Sixteen rows of keys, turned: use(p, the dimensions 2 p and 2 p + 1 of each key) for every pair.
+template <class T, class Use>
+inline void pair_dimensions(const char* const* rows, std::int64_t dim, Use use) {
+  for (std::int64_t d = 0; d < dim; d += 2 * kPair) {
+    Pairs pairs[kLanes];
+    for (int i = 0; i < kLanes; ++i) pairs[i] = load_pairs(elements<T>(rows[i]) + d, dim - d);
+    for (int half = 0; half < 2 && d + half * kPair < dim; ++half) {
+      f32x16 v[kLanes];
+      for (int i = 0; i < kLanes; ++i) v[i] = bit_cast<f32x16>(half == 0 ? pairs[i].low : pairs[i].high);
+      transpose(v);
+      for (int i = 0; i < kLanes; ++i) use(d / 2 + half * kLanes + i, v[i]);
+    }
+  }
+}
+
+// Of a Worker's mathematics, what does not depend on how products are formed.
+struct Bfloat16Rows {
+  static constexpr int kBlock = 128;
+  static constexpr int kChunk = 64;
+  static constexpr int kSteps = kBlock / kPair;  // tiles of values along the keys
+
+  static std::int64_t padded(std::int64_t dim) { return (dim + kPair - 1) / kPair * kPair; }
+  static std::int64_t padded_values(std::int64_t dim) { return padded(dim); }
+  static std::size_t query_bytes(std::int64_t dim) { return 2 * padded(dim); }
+  static std::size_t key_bytes(std::int64_t dim) { return 2 * kBlock * padded(dim); }
+  static std::size_t value_bytes(std::int64_t dim) { return 2 * kBlock * padded(dim); }
+  static std::size_t weight_bytes() { return 2 * kBlock; }  // of a row
+
+  // How often few_values asks for what comes next.
+  static std::int64_t value_asks(std::int64_t dim) { return kChunk / 2 * ((dim + 2 * kPair - 1) / (2 * kPair)); }
+
+  template <class T>
+  static void pack_query(const T* q, std::int64_t dim, void* packed) {
+    if constexpr (kIsBfloat16<T>) {
+      store_row(q, dim, static_cast<char*>(packed));
+    }
+  }
+
+  static float softmax(float* products, const std::uint64_t (&visible)[kBlock / 64], const LogitRule& rule,
+                       RowState state, void* weights) {
+    return softmax_to_bfloat16<kBlock>(products, visible, rule, 8.0f, state, static_cast<Bfloat16*>(weights));
+  }
+
+  static float weight(const float*, const void* weights, int key) {
+    const std::uint32_t bits = static_cast<const Bfloat16*>(weights)[key].bits;
+    return bit_cast<float>(bits << 16);
+  }
+
+  template <class T>
+  static void pack_values(const char* const* rows, int from, int to, std::int64_t dim, bool check, void* packed,
+                          const float**, std::uint64_t* wild, Upcoming& next) {
+    if constexpr (kIsBfloat16<T>) {
+      for (int step = from / kPair; step * kPair < to; ++step) {
+        for (std::int64_t d = 0; d < dim; d += 2 * kPair) {
+          char* tile = static_cast<char*>(packed) + (d / kLanes * kSteps + step) * kTileBytes;
+          pair_values<T>(rows, step * kPair, from, to, d, dim, check, tile, kSteps * kTileBytes, wild, next);
+        }
+      }
+    }
+  }
+
+  // Undoes the order that pack_values leaves: of 32 columns, one tile has those whose number has no 4, one the others.
+  static f32x16 columns(const float* o, std::int64_t d) {
+    constexpr i32x16 kFirst = {0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23};
+    const float* pair = o + d / kPair * kPair;
+    return __builtin_shuffle(load(pair), load(pair + kLanes), d % kPair == 0 ? kFirst : kFirst + 8);
+  }
+
+  static void add_columns(float* o, std::int64_t d, f32x16 x) {
+    float lanes[kLanes];
+    store(lanes, x);
+    float* pair = o + d / kPair * kPair;
+    for (int i = 0; i < kLanes; ++i) {
+      const int column = static_cast<int>(d % kPair) + i;
+      pair[(column & 4) * 4 + column / 8 * 4 + column % 4] += lanes[i];
+    }
+  }
+
+ protected:
+  static void turn_rows(const float* turns, int count, float* o, std::int64_t stride) {
+    for (int r = 0; r < count; ++r) {
+      if (turns[r] == 1.0f) continue;
+      for (std::int64_t d = 0; d < stride; d += kLanes) store(o + r * stride + d, load(o + r * stride + d) * turns[r]);
+    }
+  }
+
+  // A row of pages or queries as bfloat16 numbers, padded with zeros.
+  template <class T>
+  static void store_row(const T* row, std::int64_t dim, char* to) {
+    for (std::int64_t d = 0; d < dim; d += 2 * kPair) {
+      const Pairs pairs = load_pairs(row + d, dim - d);
+      _mm512_storeu_si512(to + 2 * d, pairs.low);
+      if (d + kPair < dim) _mm512_storeu_si512(to + 2 * d + 64, pairs.high);
+    }
+  }
+
+  // Values of 32 keys from `key` and 64 columns from `d`, or 32 where there are no more, as tiles `far` apart. Columns
+  // stay within 16 bytes: `columns` puts them back into their order. Keys beside [from, to) are 0; with `check` so is
+  // what is not finite.
+  template <class T>
+  static void pair_values(const char* const* rows, int key, int from, int to, std::int64_t d, std::int64_t dim,
+                          bool check, char* tile, std::int64_t far, std::uint64_t* wild, Upcoming& next) {
+    const bool wide = d + kPair < dim;
+    const auto store_pair = [&](int j, const Pairs& a, const Pairs& b) {
+      char* at = tile + j * 64;
+      _mm512_storeu_si512(at, _mm512_unpacklo_epi16(a.low, b.low));
+      _mm512_storeu_si512(at + far, _mm512_unpackhi_epi16(a.low, b.low));
+      if (!wide) return;
+      _mm512_storeu_si512(at + 2 * far, _mm512_unpacklo_epi16(a.high, b.high));
+      _mm512_storeu_si512(at + 3 * far, _mm512_unpackhi_epi16(a.high, b.high));
+    };
+    const auto load = [&](int i) { return load_pairs(elements<T>(rows[key + i]) + d, dim - d); };
+    if (!check && key >= from && key + kPair <= to) {
+      for (int j = 0; j < 16; ++j) {
+        next.ask();
+        store_pair(j, load(2 * j), load(2 * j + 1));
+      }
+      return;
+    }
+    const auto finite = [&](__m512i v) {
+      const __m512i exponent = _mm512_set1_epi16(0x7f80);
+      return _mm512_cmpneq_epi16_mask(_mm512_and_si512(v, exponent), exponent);
+    };
+    const auto row = [&](int i) {
+      if (key + i < from || key + i >= to) return Pairs{_mm512_setzero_si512(), _mm512_setzero_si512()};
+      const Pairs v = load(i);
+      if (!check) return v;
+      const __mmask32 low = finite(v.low), high = finite(v.high);
+      if ((low & high) != ~__mmask32{0}) wild[(key + i) / 64] |= std::uint64_t{1} << ((key + i) % 64);
+      return Pairs{_mm512_maskz_mov_epi16(low, v.low), _mm512_maskz_mov_epi16(high, v.high)};
+    };
+    for (int j = 0; j < 16; ++j) store_pair(j, row(2 * j), row(2 * j + 1));
+  }
+};
 
 }  // namespace
 }  // namespace tw::TW_ISA

@@ -14,7 +14,8 @@
 namespace tw {
 namespace {
 
-constexpr const char* kNames[] = {"portable", "avx2", "avx512", "amx"};
+constexpr const char* kNames[] = {"portable", "avx2", "avx512", "avx512_bf16", "amx"};
+constexpr Isa kLevels[] = {Isa::portable, Isa::avx2, Isa::avx512, Isa::avx512_bf16, Isa::amx};
 
 #if defined(__x86_64__)
 
@@ -55,8 +56,9 @@ Isa detect() {
   constexpr std::uint64_t kYmm = 0x6, kZmm = 0xe6, kTiles = 0x60000;
   if (!all(extended.b, {5}) || (saved & kYmm) != kYmm) return Isa::portable;                       // AVX2
   if (!all(extended.b, {16, 17, 30, 31}) || (saved & kZmm) != kZmm) return Isa::avx2;              // F, DQ, BW, VL
-  if (!all(extended.c, {1, 11}) || !all(more.a, {5}) || !all(extended.d, {22, 24, 25})) return Isa::avx512;
-  if ((saved & kTiles) != kTiles || !request_tiles()) return Isa::avx512;
+  if (!all(extended.c, {1, 11}) || !all(more.a, {5})) return Isa::avx512;                              // VBMI, VNNI; BF16
+  if (!all(extended.d, {22, 24, 25})) return Isa::avx512_bf16;                                         // AMX
+  if ((saved & kTiles) != kTiles || !request_tiles()) return Isa::avx512_bf16;
   return Isa::amx;
 }
 
@@ -76,13 +78,13 @@ void check_available(Isa isa, const std::string& where) {
 Isa initial() {
   const char* chosen = std::getenv("TILEWRIGHT_ISA");
   if (chosen == nullptr || *chosen == '\0') return detected_isa();
-  for (const Isa isa : {Isa::portable, Isa::avx2, Isa::avx512, Isa::amx}) {
+  for (const Isa isa : kLevels) {
     if (std::string(chosen) != isa_name(isa)) continue;
     check_available(isa, "the environment variable TILEWRIGHT_ISA");
     return isa;
   }
   throw std::invalid_argument(std::string("the environment variable TILEWRIGHT_ISA is '") + chosen +
-                              "'; it should be one of portable, avx2, avx512, amx");
+                              "'; it should be one of portable, avx2, avx512, avx512_bf16, amx");
 }
 
 std::atomic<int> current{-1};
@@ -92,10 +94,10 @@ std::atomic<int> current{-1};
 const char* isa_name(Isa isa) { return kNames[static_cast<int>(isa)]; }
 
 Isa isa_from_name(const std::string& name) {
-  for (const Isa isa : {Isa::portable, Isa::avx2, Isa::avx512, Isa::amx}) {
+  for (const Isa isa : kLevels) {
     if (name == isa_name(isa)) return isa;
   }
-  throw std::invalid_argument("isa is '" + name + "'; it should be one of portable, avx2, avx512, amx");
+  throw std::invalid_argument("isa is '" + name + "'; it should be one of portable, avx2, avx512, avx512_bf16, amx");
 }
 
 Isa detected_isa() {

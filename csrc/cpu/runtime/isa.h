@@ -3,7 +3,8 @@
 // A level is everything of the levels below it and:
 //   avx2    AVX2, FMA, F16C
 //   avx512  AVX-512 F, BW, DQ and VL: what every server core with AVX-512 has
-//   amx     AMX-TILE, INT8 and BF16, and AVX-512 VNNI, BF16 and VBMI, which every core with AMX has
+//   avx512_bf16    AVX-512 VNNI, BF16 and VBMI: Zen 4 and newer, and every core with AMX
+//   amx     AMX-TILE, INT8 and BF16
 // csrc/cpu/toolchain.py has the compiler's flags for each.
 #pragma once
 
@@ -11,7 +12,7 @@
 
 namespace tw {
 
-enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2, amx = 3 };
+enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2, avx512_bf16 = 3, amx = 4 };
 
 const char* isa_name(Isa isa);
 
@@ -28,16 +29,17 @@ Isa isa();
 // Chooses a level no higher than the detected one; std::invalid_argument for others.
 void set_isa(Isa isa);
 
-// The function for the level in use, among the same kernel's forms. A family without AMX code names three.
+// The function for the level in use, among the same kernel's forms. A family without code of the two highest levels
+// names three.
 template <class F>
-F pick(F portable, F avx2, F avx512, F amx) {
-  const F forms[] = {portable, avx2, avx512, amx};
+F pick(F portable, F avx2, F avx512, F avx512_bf16, F amx) {
+  const F forms[] = {portable, avx2, avx512, avx512_bf16, amx};
   return forms[static_cast<int>(isa())];
 }
 
 template <class F>
 F pick(F portable, F avx2, F avx512) {
-  return pick(portable, avx2, avx512, avx512);
+  return pick(portable, avx2, avx512, avx512, avx512);
 }
 
 }  // namespace tw
