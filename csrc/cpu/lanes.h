@@ -42,6 +42,10 @@ inline Lanes multiply(Lanes a, Lanes b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline Lanes to_lanes(i8x16 q) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(reinterpret_cast<__m128i>(q)))}; }
 inline Lanes to_lanes(u8x16 q) { return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(reinterpret_cast<__m128i>(q)))}; }
 inline Lanes to_lanes(f32x16 v) { return {bit_cast<__m512>(v)}; }
+// `low` in the first eight lanes, `high` in the others.
+inline Lanes two_halves(float low, float high) {
+  return {_mm512_mask_blend_ps(0xff00, _mm512_set1_ps(low), _mm512_set1_ps(high))};
+}
 
 #elif defined(__AVX2__)
 
@@ -68,6 +72,7 @@ inline Lanes to_lanes(u8x16 q) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(v)), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(v, 8)))};
 }
 inline Lanes to_lanes(f32x16 v) { return bit_cast<Lanes>(v); }
+inline Lanes two_halves(float low, float high) { return {_mm256_set1_ps(low), _mm256_set1_ps(high)}; }
 
 #else
 
@@ -105,6 +110,11 @@ inline Lanes to_lanes(u8x16 q) {
   return a;
 }
 inline Lanes to_lanes(f32x16 v) { return bit_cast<Lanes>(v); }
+inline Lanes two_halves(float low, float high) {
+  Lanes a;
+  for (int i = 0; i < kLanes; ++i) a.v[i] = i < kLanes / 2 ? low : high;
+  return a;
+}
 
 #endif
 
@@ -130,13 +140,23 @@ inline u8x16 lookup(u8x16 table, u8x16 index) {
 #endif
 }
 
-// 0x10 in byte i where bit i is set, else 0.
-inline u8x16 fifth_bits(std::uint32_t bits) {
+// Sixteen integers' fifth bits: a mask, or bytes that have the value 16 where the bit is set.
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+using FifthBits = __mmask16;
+inline FifthBits fifth_bits(std::uint32_t bits) { return static_cast<__mmask16>(bits); }
+inline FifthBits fifth_bits(u8x16 bytes, int bit) {
+  return _mm_test_epi8_mask(reinterpret_cast<__m128i>(bytes), _mm_set1_epi8(static_cast<char>(1 << bit)));
+}
+#else
+using FifthBits = u8x16;
+inline FifthBits fifth_bits(std::uint32_t bits) {
   constexpr u8x16 kBit = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
   const std::uint8_t low = static_cast<std::uint8_t>(bits), high = static_cast<std::uint8_t>(bits >> 8);
   const u8x16 spread = {low, low, low, low, low, low, low, low, high, high, high, high, high, high, high, high};
   return reinterpret_cast<u8x16>((spread & kBit) == kBit) & 0x10;
 }
+inline FifthBits fifth_bits(u8x16 bytes, int bit) { return shift_left_and_mask(shift_and_mask(bytes, bit, 1), 4, 0x10); }
+#endif
 
 // Four vectors, each summed in the tree of `sum` (vector.h): lanes 8 apart, then 4, 2 and 1.
 [[gnu::always_inline]] inline void sum_four(const Lanes (&a)[4], float (&sums)[4]) {

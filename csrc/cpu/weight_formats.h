@@ -27,36 +27,49 @@ struct PairScales {
 
 struct NoScales {};
 
-// What a nibble stands for: scale * q + offset.
-struct NibbleValues {
+// What integers of four bits, or with kFifth of five, stand for: scale * q + offset.
+template <bool kFifth>
+struct LinearValues {
 #if defined(__AVX512F__)
-  __m512 all;  // worked out once and looked up, by the low 4 bits of an index
-  NibbleValues(float scale, float offset) {
+  __m512 low, high;  // of q below 16 and of the others: worked out once and looked up, by the low 4 bits of an index
+  LinearValues(float scale, float offset) {
     const __m512 integers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    all = _mm512_fmadd_ps(_mm512_set1_ps(scale), integers, _mm512_set1_ps(offset));
+    const __m512 factor = _mm512_set1_ps(scale), addend = _mm512_set1_ps(offset);
+    low = _mm512_fmadd_ps(factor, integers, addend);
+    if constexpr (kFifth) high = _mm512_fmadd_ps(factor, _mm512_add_ps(integers, _mm512_set1_ps(16)), addend);
   }
 #else
   Lanes scale, offset;
-  NibbleValues(float s, float o) : scale(splat_lanes(s)), offset(splat_lanes(o)) {}
+  LinearValues(float s, float o) : scale(splat_lanes(s)), offset(splat_lanes(o)) {}
 #endif
+
+  // Of the nibbles of 16 bytes from bit `shift`, 0 or 4.
+  TW_INLINE Lanes operator()(const std::uint8_t* packed, int shift, [[maybe_unused]] FifthBits fifth = FifthBits()) const {
+#if defined(__AVX512F__)
+    const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(packed)));
+    const __m512i index = _mm512_srli_epi32(bytes, shift);
+    const __m512 values = _mm512_permutexvar_ps(index, low);
+    if constexpr (kFifth) return {_mm512_mask_permutexvar_ps(values, fifth, index, high)};
+    else return {values};
+#else
+    u8x16 q = shift_and_mask(load_bytes(packed), shift, 0x0f);
+    if constexpr (kFifth) q |= fifth;
+    return fma(scale, to_lanes(q), offset);
+#endif
+  }
 };
 
-// Of the low or the high nibbles of 16 bytes.
-inline Lanes low_nibbles(const std::uint8_t* packed, const NibbleValues& values) {
+// scale * table[q] of the low nibbles q of 16 bytes, then of the high ones.
+TW_INLINE void table_nibbles(const std::uint8_t* packed, i8x16 table, float scale, Lanes (&w)[2]) {
 #if defined(__AVX512F__)
+  const __m512 values = _mm512_mul_ps(_mm512_set1_ps(scale), to_lanes(table).v);
   const __m512i index = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(packed)));
-  return {_mm512_permutexvar_ps(index, values.all)};
+  w[0] = {_mm512_permutexvar_ps(index, values)};
+  w[1] = {_mm512_permutexvar_ps(_mm512_srli_epi32(index, 4), values)};
 #else
-  return fma(values.scale, to_lanes(load_bytes(packed) & 0x0f), values.offset);
-#endif
-}
-
-inline Lanes high_nibbles(const std::uint8_t* packed, const NibbleValues& values) {
-#if defined(__AVX512F__)
-  const __m512i index = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(packed)));
-  return {_mm512_permutexvar_ps(_mm512_srli_epi32(index, 4), values.all)};
-#else
-  return fma(values.scale, to_lanes(shift_and_mask(load_bytes(packed), 4, 0x0f)), values.offset);
+  const u8x16 bytes = load_bytes(packed), values = reinterpret_cast<u8x16>(table);
+  const u8x16 q[2] = {lookup(values, bytes & 0x0f), lookup(values, shift_and_mask(bytes, 4, 0x0f))};
+  for (int h = 0; h < 2; ++h) w[h] = multiply(splat_lanes(scale), to_lanes(reinterpret_cast<i8x16>(q[h])));
 #endif
 }
 
@@ -70,13 +83,18 @@ struct SmallBlocks {
     const std::uint8_t* from = block(row, step);
 #if defined(__AVX512F__)
     if (count == kChunk) {
-      // The scale and what follows it, of eight blocks; then all scales first; then sixteen conversions at once.
-      const auto word = [from](int i) {
-        int bits;
-        __builtin_memcpy(&bits, from + i * kBytes, sizeof bits);
-        return bits;
+      // The scale and what follows it, of eight blocks; then all scales first; then sixteen conversions at once. The
+      // words are put into vectors one by one: collected in memory, they would be stored in pieces and loaded as one.
+      const auto words = [from](int i) {
+        const auto word = [from](int at) {
+          int bits;
+          __builtin_memcpy(&bits, from + at * kBytes, sizeof bits);
+          return bits;
+        };
+        const __m128i two = _mm_insert_epi32(_mm_cvtsi32_si128(word(i)), word(i + 1), 1);
+        return _mm_insert_epi32(_mm_insert_epi32(two, word(i + 2), 2), word(i + 3), 3);
       };
-      __m256i pairs = _mm256_setr_epi32(word(0), word(1), word(2), word(3), word(4), word(5), word(6), word(7));
+      __m256i pairs = _mm256_inserti128_si256(_mm256_castsi128_si256(words(0)), words(4), 1);
       const __m128i apart = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
       pairs = _mm256_shuffle_epi8(pairs, _mm256_broadcastsi128_si256(apart));
       _mm512_store_ps(scales.scale, _mm512_cvtph_ps(_mm256_permute4x64_epi64(pairs, 0xd8)));
@@ -93,48 +111,40 @@ struct SmallBlocks {
 struct Q4_0 : SmallBlocks<18, false> {
   TW_INLINE static void decode(const std::uint8_t* row, std::int64_t step, std::int64_t, const Scales& s, int i,
                                Lanes (&w)[2]) {
-    const u8x16 bytes = load_bytes(block(row, step) + 2);
-    const Lanes scale = splat_lanes(s.scale[i]);
-    w[0] = multiply(scale, to_lanes(reinterpret_cast<i8x16>((bytes & 0x0f) - 8)));
-    w[1] = multiply(scale, to_lanes(reinterpret_cast<i8x16>(shift_and_mask(bytes, 4, 0x0f) - 8)));
+    constexpr i8x16 kValues = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+    table_nibbles(block(row, step) + 2, kValues, s.scale[i], w);
   }
 };
 
 struct Q4_1 : SmallBlocks<20, true> {
   TW_INLINE static void decode(const std::uint8_t* row, std::int64_t step, std::int64_t, const Scales& s, int i,
                                Lanes (&w)[2]) {
-    const NibbleValues values(s.scale[i], s.offset[i]);
-    w[0] = low_nibbles(block(row, step) + 4, values);
-    w[1] = high_nibbles(block(row, step) + 4, values);
+    const LinearValues<false> values(s.scale[i], s.offset[i]);
+    for (int h = 0; h < 2; ++h) w[h] = values(block(row, step) + 4, 4 * h);
   }
 };
 
-// The 5-bit integers of a block: nibbles at `low`, fifth bits at `high`.
-inline void five_bits(const std::uint8_t* low, const std::uint8_t* high, u8x16 (&q)[2]) {
+// Nibbles at `low`; their fifth bits are the 32 bits at `high`.
+TW_INLINE void five_bits(const std::uint8_t* low, const std::uint8_t* high, float scale, float offset, Lanes (&w)[2]) {
   std::uint32_t bits;
   __builtin_memcpy(&bits, high, sizeof bits);
-  const u8x16 bytes = load_bytes(low);
-  q[0] = (bytes & 0x0f) | fifth_bits(bits);
-  q[1] = shift_and_mask(bytes, 4, 0x0f) | fifth_bits(bits >> 16);
+  const LinearValues<true> values(scale, offset);
+  for (int h = 0; h < 2; ++h) w[h] = values(low, 4 * h, fifth_bits(bits >> 16 * h));
 }
 
 struct Q5_0 : SmallBlocks<22, false> {
   TW_INLINE static void decode(const std::uint8_t* row, std::int64_t step, std::int64_t, const Scales& s, int i,
                                Lanes (&w)[2]) {
-    u8x16 q[2];
-    five_bits(block(row, step) + 6, block(row, step) + 2, q);
-    const Lanes scale = splat_lanes(s.scale[i]);
-    for (int h = 0; h < 2; ++h) w[h] = multiply(scale, to_lanes(reinterpret_cast<i8x16>(q[h] - 16)));
+    const std::uint8_t* from = block(row, step);
+    five_bits(from + 6, from + 2, s.scale[i], -16.0f * s.scale[i], w);
   }
 };
 
 struct Q5_1 : SmallBlocks<24, true> {
   TW_INLINE static void decode(const std::uint8_t* row, std::int64_t step, std::int64_t, const Scales& s, int i,
                                Lanes (&w)[2]) {
-    u8x16 q[2];
-    five_bits(block(row, step) + 8, block(row, step) + 4, q);
-    const Lanes scale = splat_lanes(s.scale[i]), offset = splat_lanes(s.offset[i]);
-    for (int h = 0; h < 2; ++h) w[h] = fma(scale, to_lanes(q[h]), offset);
+    const std::uint8_t* from = block(row, step);
+    five_bits(from + 8, from + 4, s.scale[i], s.offset[i], w);
   }
 };
 
@@ -156,10 +166,8 @@ struct Mxfp4 {
     // The e2m1 values, doubled, and so 2^(e - 128) for the scale; the two smallest of those are subnormal.
     constexpr i8x16 kValues = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
     const std::uint32_t exponent = block[0];
-    const Lanes scale = splat_lanes(bit_cast<float>(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23));
-    const u8x16 bytes = load_bytes(block + 1), table = reinterpret_cast<u8x16>(kValues);
-    const u8x16 q[2] = {lookup(table, bytes & 0x0f), lookup(table, shift_and_mask(bytes, 4, 0x0f))};
-    for (int h = 0; h < 2; ++h) w[h] = multiply(scale, to_lanes(reinterpret_cast<i8x16>(q[h])));
+    const float scale = bit_cast<float>(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23);
+    table_nibbles(block + 1, kValues, scale, w);
   }
 };
 
@@ -175,25 +183,21 @@ struct KBlocks {
     std::uint32_t packed[3];
     __builtin_memcpy(packed, from + 4, sizeof packed);
     constexpr std::uint32_t kSix = 0x3f3f3f3f, kFour = 0x0f0f0f0f, kTopTwo = 0x30303030;
-    const std::uint32_t integers[4] = {packed[0] & kSix, (packed[2] & kFour) | (packed[0] >> 2 & kTopTwo),
-                                       packed[1] & kSix, (packed[2] >> 4 & kFour) | (packed[1] >> 2 & kTopTwo)};
-    float values[2 * kChunk];
-    store_lanes(values, to_lanes(load_bytes(integers)));
-    const float d = load_half(from), negative_d_min = -load_half(from + 2);
-    for (int i = 0; i < kChunk; ++i) scales.scale[i] = d * values[i];
-    for (int i = 0; i < kChunk; ++i) scales.offset[i] = negative_d_min * values[kChunk + i];
+    using u32x4 = std::uint32_t __attribute__((vector_size(16)));
+    const u32x4 integers = {packed[0] & kSix, (packed[2] & kFour) | (packed[0] >> 2 & kTopTwo), packed[1] & kSix,
+                            (packed[2] >> 4 & kFour) | (packed[1] >> 2 & kTopTwo)};
+    const Lanes factors = two_halves(load_half(from), -load_half(from + 2));
+    store_lanes(scales.scale, multiply(factors, to_lanes(reinterpret_cast<u8x16>(integers))));
   }
 };
 
 struct Q4_K : KBlocks<144> {
   TW_INLINE static void decode(const std::uint8_t* row, std::int64_t step, std::int64_t, const Scales& s, int i,
                                Lanes (&w)[2]) {
-    const NibbleValues values(s.scale[i], s.offset[i]);
+    const LinearValues<false> values(s.scale[i], s.offset[i]);
     // Two neighbouring groups are the low and the high nibbles of 32 bytes.
     const std::uint8_t* packed = block(row, step) + 16 + i / 2 * 32;
-    for (int h = 0; h < 2; ++h) {
-      w[h] = i % 2 ? high_nibbles(packed + 16 * h, values) : low_nibbles(packed + 16 * h, values);
-    }
+    for (int h = 0; h < 2; ++h) w[h] = values(packed + 16 * h, i % 2 * 4);
   }
 };
 
@@ -201,11 +205,10 @@ struct Q5_K : KBlocks<176> {
   TW_INLINE static void decode(const std::uint8_t* row, std::int64_t step, std::int64_t, const Scales& s, int i,
                                Lanes (&w)[2]) {
     const std::uint8_t* from = block(row, step);
-    const Lanes scale = splat_lanes(s.scale[i]), offset = splat_lanes(s.offset[i]);
+    const LinearValues<true> values(s.scale[i], s.offset[i]);
     for (int h = 0; h < 2; ++h) {
-      const u8x16 low = shift_and_mask(load_bytes(from + 48 + i / 2 * 32 + h * 16), i % 2 * 4, 0x0f);
-      const u8x16 fifth = shift_left_and_mask(shift_and_mask(load_bytes(from + 16 + h * 16), i, 1), 4, 0x10);
-      w[h] = fma(scale, to_lanes(low | fifth), offset);
+      const FifthBits fifth = fifth_bits(load_bytes(from + 16 + h * 16), i);
+      w[h] = values(from + 48 + i / 2 * 32 + h * 16, i % 2 * 4, fifth);
     }
   }
 };
@@ -248,10 +251,13 @@ struct Dense {
                                Lanes (&w)[2]) {
     const T* from = reinterpret_cast<const T*>(row) + step * kStep;
     const std::int64_t left = columns - step * kStep;
+    if (left >= kStep) {
+      for (int i = 0; i < 2; ++i) w[i] = load_lanes(from + i * kLanes);
+      return;
+    }
     for (int i = 0; i < 2; ++i) {
       const std::int64_t count = left - i * kLanes;
-      if (count >= kLanes) w[i] = load_lanes(from + i * kLanes);
-      else w[i] = count > 0 ? to_lanes(load(from + i * kLanes, count)) : splat_lanes(0.0f);
+      w[i] = count > 0 ? to_lanes(load(from + i * kLanes, count)) : splat_lanes(0.0f);
     }
   }
 };
