@@ -24,7 +24,7 @@ from .layers import (  # noqa: E402
 )
 from .matmul import quantized_matmul  # noqa: E402
 from .quantized import QuantizedWeight  # noqa: E402
-from .speculative import sample  # noqa: E402
+from .speculative import sample, verify_chain, verify_tree  # noqa: E402
 
 __all__ = [
     "QuantizedWeight",
@@ -41,4 +41,6 @@ __all__ = [
     "sample",
     "silu_and_mul",
     "supports",
+    "verify_chain",
+    "verify_tree",
 ]

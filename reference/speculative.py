@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 
 WEIGHT_BITS = 43  # the best token weighs 2^43: with up to 2^19 tokens a row's total stays within 2^62
 GREEDY_BELOW = 2.0**-64
-_FRACTION_BITS = 24  # of y, of top_p and of min_p
+FRACTION_BITS = 24  # of y, of top_p and of min_p
 _LOG2_E = 1.4426950408889634
 # 1 - 2^-f = f (c0 - f (c1 - f (c2 - ...))) on 0 <= f < 1 within 4e-9 of 2^-f: minimax for the relative error, in units
 # of 2^-31.
@@ -62,7 +62,7 @@ def philox4x32(counter: Tensor, key: Tensor) -> Tensor:
     return torch.stack([c0, c1, c2, c3], dim=-1)
 
 
-def random_words(seed: Tensor, stream: Stream, position: Tensor, block: int = 0) -> Tensor:
+def random_words(seed: Tensor, stream: Stream, position: Tensor, block: int | Tensor = 0) -> Tensor:
     """The random words of (seed, stream, position): Philox with the seed as key.
 
     The counter's words are block, position low, position high and stream.
@@ -71,24 +71,25 @@ def random_words(seed: Tensor, stream: Stream, position: Tensor, block: int = 0)
         seed: int64 [...], its 64 bits.
         stream: what the numbers are for.
         position: int64 [...], of the token that is drawn in its sequence.
-        block: which four words, where a draw needs more than four.
+        block: which four words of this place; a number, or one a position.
 
     Returns:
         int64 [..., 4], words in 0 .. 2^32 - 1.
     """
     seed, position = seed.long(), position.long()
     key = torch.stack([seed & _WORD, seed >> 32 & _WORD], dim=-1)
-    fixed = [torch.full_like(position, block), torch.full_like(position, int(stream))]
-    counter = torch.stack([fixed[0], position & _WORD, position >> 32 & _WORD, fixed[1]], dim=-1)
+    blocks = torch.zeros_like(position) + block
+    counter = torch.stack(
+        [blocks & _WORD, position & _WORD, position >> 32 & _WORD, torch.full_like(position, int(stream))], dim=-1
+    )
     return philox4x32(counter, key)
 
 
-def token_weights(logits: Tensor, temperature: Tensor) -> Tensor:
-    """Integers in proportion to softmax(logits / temperature), the best token's being 2^43.
+def token_distances(logits: Tensor, temperature: Tensor) -> Tensor:
+    """How far each token lies below the best one: Y, log2 of the ratio of their probabilities times 2^24.
 
     In float32, each operation rounded to nearest: y = (best - logit) * (log2(e) / temperature), and y = 0 for the best
-    itself. Then in integers: Y = y * 2^24 cut to an integer, and 2^43 * 2^-(Y / 2^24) by the polynomial `_EXP2`, whose
-    products with the fraction are 32 x 32 bits of which the high 32 are kept. Where y is not below 44 the weight is 0.
+    itself. Y is y * 2^24 cut to an integer; 44 * 2^24 where y is not below 44 (or is NaN).
 
     Args:
         logits: float32 [R, V] without NaN, the best above -inf.
@@ -100,18 +101,34 @@ def token_weights(logits: Tensor, temperature: Tensor) -> Tensor:
     best = logits.amax(dim=-1, keepdim=True)
     per_logit = (logits.new_tensor(_LOG2_E) / temperature)[:, None]
     y = ((best - logits) * per_logit).masked_fill(logits == best, 0.0)
-    counts = y < WEIGHT_BITS + 1
-    fixed = (torch.where(counts, y, 0.0) * 2.0**_FRACTION_BITS).long()
-    whole, fraction = fixed >> _FRACTION_BITS, (fixed & ((1 << _FRACTION_BITS) - 1)) << (32 - _FRACTION_BITS)
+    farthest = float(WEIGHT_BITS + 1)
+    return (torch.where(y < farthest, y, farthest) * 2.0**FRACTION_BITS).long()
+
+
+def token_weights(logits: Tensor, temperature: Tensor) -> Tensor:
+    """Integers in proportion to softmax(logits / temperature), the best token's being 2^43.
+
+    2^43 * 2^-(Y / 2^24) of `token_distances`, by the polynomial `_EXP2`, whose products with the fraction are 32 x 32
+    bits of which the high 32 are kept. At the farthest distance the weight is 0.
+
+    Args:
+        logits: float32 [R, V] without NaN, the best above -inf.
+        temperature: float32 [R], at least 2^-64.
+
+    Returns:
+        int64 [R, V].
+    """
+    fixed = token_distances(logits, temperature)
+    whole, fraction = fixed >> FRACTION_BITS, (fixed & ((1 << FRACTION_BITS) - 1)) << (32 - FRACTION_BITS)
     power = torch.full_like(fraction, _EXP2[-1])
     for coefficient in _EXP2[-2::-1]:
         power = coefficient - (power * fraction >> 32)
     power = (1 << 31) - (power * fraction >> 32)
-    return ((power << (WEIGHT_BITS - 31)) >> whole).masked_fill(~counts, 0)
+    return ((power << (WEIGHT_BITS - 31)) >> whole).masked_fill(whole > WEIGHT_BITS, 0)
 
 
 def _fixed(x: Tensor) -> list[int]:
-    return (x * 2.0**_FRACTION_BITS).long().tolist()
+    return (x * 2.0**FRACTION_BITS).long().tolist()
 
 
 def filter_weights(logits: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
@@ -135,34 +152,71 @@ def filter_weights(logits: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor
     mass = ranked.cumsum(dim=-1)
     # More than 64 bits: Python's integers.
     shares = _fixed(torch.where(top_p < 1, top_p.clamp(min=0.0), 1.0))
-    needed = [-(-share * total >> _FRACTION_BITS) for share, total in zip(shares, mass[:, -1].tolist(), strict=True)]
+    needed = [-(-share * total >> FRACTION_BITS) for share, total in zip(shares, mass[:, -1].tolist(), strict=True)]
     enough = mass - ranked >= mass.new_tensor(needed)[:, None]
     ranked = ranked.masked_fill(enough & (rank > 0), 0)
     least = [
-        share << (WEIGHT_BITS - _FRACTION_BITS) for share in _fixed(torch.where(min_p > 0, min_p, 0.0).clamp(max=1))
+        share << (WEIGHT_BITS - FRACTION_BITS) for share in _fixed(torch.where(min_p > 0, min_p, 0.0).clamp(max=1))
     ]
     ranked = ranked.masked_fill(ranked < mass.new_tensor(least)[:, None], 0)
     return torch.zeros_like(weights).scatter(-1, order, ranked)
+
+
+def laws(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """The weights that each row's token is drawn by, after the filters.
+
+    Args:
+        logits: [R, V].
+        temperature: [R]; below 2^-64 (and NaN): the best token alone has weight, the lowest id of equal ones.
+        top_k: [R]; 0 and less is off.
+        top_p: [R]; 1 and more (and NaN) is off.
+        min_p: [R]; 0 and less (and NaN) is off.
+
+    Returns:
+        int64 [R, V]; all 0 for a row that holds a NaN or nothing above -inf.
+    """
+    logits = logits.float()
+    weights = torch.zeros(logits.shape, dtype=torch.int64, device=logits.device)
+    usable = logits.amax(dim=-1) > float("-inf")  # the maximum is NaN where there is one
+    drawn = usable & (temperature >= GREEDY_BELOW)
+    greedy = usable & ~drawn
+    weights[greedy, logits[greedy].argmax(dim=-1)] = 1 << WEIGHT_BITS
+    if bool(drawn.any()):
+        rows, filters = logits[drawn], (top_k[drawn], top_p[drawn], min_p[drawn])
+        kept = token_weights(rows, temperature[drawn])
+        if bool(((top_k > 0) | (top_p < 1) | (min_p > 0)).any()):
+            kept = filter_weights(rows, kept, *filters)
+        weights[drawn] = kept
+    return weights
 
 
 def draw(weights: Tensor, words: Tensor) -> Tensor:
     """The tokens at which the running sums of weights first exceed u * total / 2^64, rounded down.
 
     Args:
-        weights: int64 [R, V], each row's total above 0.
+        weights: int64 [R, V].
         words: int64 [R, 4], random; u is the first word times 2^32 plus the second.
 
     Returns:
-        int64 [R].
+        int64 [R]; -1 where the total is 0.
     """
     mass = weights.cumsum(dim=-1)
     numbers = zip(words[:, 0].tolist(), words[:, 1].tolist(), mass[:, -1].tolist(), strict=True)
     targets = mass.new_tensor([(((high << 32) + low) * total) >> 64 for high, low, total in numbers])
-    return torch.searchsorted(mass, targets[:, None], right=True).squeeze(-1)
+    tokens = torch.searchsorted(mass, targets[:, None], right=True).squeeze(-1)
+    return tokens.masked_fill(mass[:, -1] == 0, -1)
 
 
 def sample(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed: Tensor,
+    position: Tensor,
+    draft_index: Tensor | None = None,
+    excluded: Tensor | None = None,
 ) -> Tensor:
     """Draws a token from each row's softmax(logits / temperature), after top-k, top-p and min-p.
 
@@ -178,21 +232,19 @@ def sample(
         min_p: [B]; 0 and less (and NaN) is off.
         seed: [B].
         position: [B].
+        draft_index: [B]: the number is the draft stream's, and this its block.
+        excluded: [B, X], tokens that are not to be drawn; others than 0 .. V - 1 mean nothing.
 
     Returns:
-        int64 [B]; -1 for a row that holds a NaN or nothing above -inf.
+        int64 [B]; -1 for a row that holds a NaN or nothing above -inf, and where nothing is left to draw.
     """
-    logits = logits.float()
-    best = logits.amax(dim=-1)  # NaN where there is one
-    tokens = torch.where(best > float("-inf"), logits.argmax(dim=-1), -1)
-    drawn = (tokens >= 0) & (temperature >= GREEDY_BELOW)
-    if bool(drawn.any()):
-        rows = logits[drawn]
-        weights = token_weights(rows, temperature[drawn])
-        if bool(((top_k > 0) | (top_p < 1) | (min_p > 0)).any()):
-            weights = filter_weights(rows, weights, top_k[drawn], top_p[drawn], min_p[drawn])
-        tokens[drawn] = draw(weights, random_words(seed[drawn], Stream.SAMPLE, position[drawn]))
-    return tokens
+    weights = laws(logits, temperature, top_k, top_p, min_p)
+    if excluded is not None:
+        row, column = ((excluded >= 0) & (excluded < logits.shape[1])).nonzero(as_tuple=True)
+        weights[row, excluded[row, column]] = 0
+    if draft_index is None:
+        return draw(weights, random_words(seed, Stream.SAMPLE, position))
+    return draw(weights, random_words(seed, Stream.DRAFT, position, draft_index.long()))
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {"sample": sample}
