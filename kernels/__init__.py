@@ -23,21 +23,27 @@ from .layers import (  # noqa: E402
     silu_and_mul,
 )
 from .matmul import quantized_matmul  # noqa: E402
+from .moe import Routing, fused_moe, group_by_expert, grouped_matmul, route  # noqa: E402
 from .quantized import QuantizedWeight  # noqa: E402
 from .speculative import sample, verify_chain, verify_tree  # noqa: E402
 
 __all__ = [
     "QuantizedWeight",
+    "Routing",
     "UnsupportedError",
     "append_kv",
     "embedding",
     "fused_add_rms_norm",
+    "fused_moe",
     "gelu_and_mul",
+    "group_by_expert",
+    "grouped_matmul",
     "merge_attention",
     "paged_attention",
     "quantized_matmul",
     "rms_norm",
     "rotary",
+    "route",
     "sample",
     "silu_and_mul",
     "supports",

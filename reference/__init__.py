@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import attention, layers, quantized, speculative, verification
+from . import attention, layers, moe, quantized, speculative, verification
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     **attention.OPERATIONS,
     **layers.OPERATIONS,
+    **moe.OPERATIONS,
     **quantized.OPERATIONS,
     **speculative.OPERATIONS,
     **verification.OPERATIONS,
